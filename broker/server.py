@@ -29,10 +29,10 @@ from ..proto import health_pb2, reflection_pb2
 from ..proto.errors import InvalidConfiguration, MagnetarError, NotFound, SessionExpired
 from ..runtime.access import CallerLimits, ListenerAccess
 from ..runtime.config import MIB, NO_LIMIT, MemoryShare
-from ..runtime.metrics import Measure, write_empty_metrics
+from ..runtime.metrics import FillMetricsPage, write_empty_metrics
 from ..runtime.network import (
-    HEALTH,
-    REFLECTION,
+    HEALTH_SERVICE,
+    REFLECTION_SERVICES,
     ByteStream,
     CallContext,
     Endpoint,
@@ -41,18 +41,18 @@ from ..runtime.network import (
     World,
 )
 from ..runtime.tasks import Supervisor
-from .cluster.ownership import MEMBERS_S
+from .cluster.ownership import SERVER_LISTS_REFRESH_S
 from .common.config import BrokerConfig
 from .common.retry import LogThrottle
 from .grpc import checked as later
 from .grpc.checked import AuthorizedService
 from .grpc.connection import BrokerService
-from .node.load_turns import LOOK_S
+from .node.load_turns import MEMORY_MEASURE_INTERVAL_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
 from .session.balancing import AutomaticBalancer
 from .session.schedules import ScheduleRunner
-from .subscription.core.subscription_types import ENTRY_POINTS, load_installed_types
+from .subscription.core.subscription_types import ENTRY_POINT_GROUP, load_installed_types
 from .topic.topic import Topic
 
 if TYPE_CHECKING:
@@ -62,16 +62,16 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.broker")
 
-NewSession = Callable[[], Awaitable[MetadataStore]]
+OpenMetadataSession = Callable[[], Awaitable[MetadataStore]]
 BLOCKED_CHECK_INTERVAL_S = 1.0
 """Seconds between two checks while a backlog quota blocks producers: they learn that late that there is room."""
-LOAD_REPORT_S = 10.0
+LOAD_REPORT_INTERVAL_S = 10.0
 """Seconds between two reports of a broker's load; a report is a write of the metadata, if the load has changed."""
-ORDERS_LOOK_S = 1.0
+ORDERS_CHECK_INTERVAL_S = 1.0
 """Seconds between two looks at the orders to drain: a read of the metadata."""
-BUSY_SMOOTHING_FACTOR = 0.5 ** (LOAD_REPORT_S / 30.0)
+BUSY_SMOOTHING_FACTOR = 0.5 ** (LOAD_REPORT_INTERVAL_S / 30.0)
 """The share of the last report in the next one: what a broker did 30 s ago counts half."""
-RENEW_RETRY_S = 1.0
+SESSION_RETRY_S = 1.0
 """Seconds between two attempts to open a new metadata session."""
 
 
@@ -80,8 +80,8 @@ class Broker:
     called when the session is lost; None: the broker then abandons its topics. `used_s`: as in `start`."""
 
     def __init__(
-        self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None,
-        used_s: Callable[[], float] = lambda: 0.0,
+        self, world: World, config: BrokerConfig, metadata: MetadataStore,
+        new_session: OpenMetadataSession | None = None, used_s: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
         config.validate()
         self.topic_manager = TopicManager(world, config)
@@ -110,8 +110,8 @@ class Broker:
 
     @classmethod
     async def start(
-        cls, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None,
-        used_s: Callable[[], float] = lambda: 0.0,
+        cls, world: World, config: BrokerConfig, metadata: MetadataStore,
+        new_session: OpenMetadataSession | None = None, used_s: Callable[[], float] = lambda: 0.0,
     ) -> Broker:  # fmt: skip
         """Starts a broker and returns it; the broker serves when this method returns. `used_s`: a function that returns
         the processor time that this process has used, in seconds; the broker reports its load from it. Raises Busy if a
@@ -156,7 +156,7 @@ class Broker:
         self.background.start_supervised("broker-orders", self._follow_orders)
         self.background.start_supervised("broker-members", self._read_members)
         self.background.start_supervised("broker-schedules", self.schedules.run)
-        self.background.start_supervised("broker-schedules-watch", self.schedules.follow)
+        self.background.start_supervised("broker-schedules-watch", self.schedules.follow_schedules)
         if config.share_group:
             self.background.start_supervised("broker-balancer", AutomaticBalancer(self.topic_manager).run)
         if config.state_memory_bytes:
@@ -219,7 +219,7 @@ class Broker:
         at, used = now(), self._used_s()
         balancing = self.topic_manager.balancing
         while True:
-            await asyncio.sleep(LOAD_REPORT_S)
+            await asyncio.sleep(LOAD_REPORT_INTERVAL_S)
             since, before, at, used = at, used, now(), self._used_s()
             balancing.busy, balancing.busy_since_s = 100 * (used - before) / max(at - since, 1e-3), since
             busy = busy * BUSY_SMOOTHING_FACTOR + balancing.busy * (1 - BUSY_SMOOTHING_FACTOR)
@@ -231,7 +231,7 @@ class Broker:
     async def _follow_orders(self) -> None:
         throttle = LogThrottle(self._world.clock)
         while True:
-            await asyncio.sleep(ORDERS_LOOK_S)
+            await asyncio.sleep(ORDERS_CHECK_INTERVAL_S)
             try:
                 await self.topic_manager.apply_drain_order()
             except MagnetarError as error:
@@ -242,14 +242,14 @@ class Broker:
         while True:
             await self.topic_manager.read_brokers_and_bookies()
             try:
-                await self.topic_manager.tidy_died_brokers()
+                await self.topic_manager.update_dead_broker_records()
             except MagnetarError as error:
                 _LOG.info("the records of brokers that died are not looked after: %s", error)
-            await asyncio.sleep(MEMBERS_S)
+            await asyncio.sleep(SERVER_LISTS_REFRESH_S)
 
     async def _measure_memory(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(MEMORY_MEASURE_INTERVAL_S)
             await self.topic_manager.state.measure_topics(self.topic_manager.loaded.values())
 
     async def _sweep(self) -> None:
@@ -286,11 +286,11 @@ class Broker:
     async def _drop_all(self) -> None:
         _LOG.error("there is no metadata session: all topics are dropped")
         try:
-            await self.topic_manager.abandon_all(SessionExpired("the broker's metadata session is lost"))
+            await self.topic_manager.abandon_all_topics(SessionExpired("the broker's metadata session is lost"))
         except Exception:  # it owns nothing any more in any case, and must serve again
             _LOG.exception("topics were not dropped in order")
 
-    async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
+    async def _renew(self, new_session: OpenMetadataSession, giving_up: asyncio.Task[None]) -> None:
         """Retries until the broker is in a new metadata session. `_metadata` stays the lost session until then: after
         any failure this is called again (runtime/tasks.py), and no session is left open in which the broker is not
         registered."""
@@ -315,7 +315,7 @@ class Broker:
                 if entered:
                     self._metadata = fresh
                     return
-            await asyncio.sleep(RENEW_RETRY_S)
+            await asyncio.sleep(SESSION_RETRY_S)
 
     async def _enter_again(self, fresh: MetadataStore) -> bool:
         """Registers the broker in the new session, and resumes its topics. Returns False if that failed."""
@@ -380,7 +380,7 @@ class Broker:
 # The parts of a broker that use memory, and the share of `memory_bytes` that each gets (runtime/config.py).
 
 
-SHARES = (
+BROKER_MEMORY_SHARES = (
     MemoryShare("clients", "broker.client_memory_bytes", 1, 36, 16 * MIB, NO_LIMIT,
           "what arrives, requests of all clients that are not handled, and answers that have not left"),
     MemoryShare("appends", "broker.append_memory_bytes", 1, 24, 8 * MIB, 1 << 30,
@@ -408,7 +408,7 @@ def find_installed_policies(name: str) -> list[object]:
     from importlib.metadata import entry_points
 
     try:
-        return [each.load() for each in entry_points(group=ENTRY_POINTS, name=name)]
+        return [each.load() for each in entry_points(group=ENTRY_POINT_GROUP, name=name)]
     except Exception as error:  # of the package: the operator must hear of it
         raise InvalidConfiguration(f"subscription_policies: {name!r} cannot be imported: {error!r}") from error
 
@@ -422,7 +422,7 @@ def find_installed_policies(name: str) -> list[object]:
 # `CheckNodeVersion` answers as `GET /readyz` and says no more. Watch and reflection are calls like others: on a secured
 # listener their caller is authenticated (runtime/grpc/server.py). Guarding tests: tests/broker/grpc/test_probes.py.
 
-WATCH_S = 1.0
+HEALTH_WATCH_INTERVAL_S = 1.0
 """Seconds between two looks for a caller of Watch, which is told of changes alone."""
 _NOT_FOUND, _UNIMPLEMENTED = 5, 12
 _Status = health_pb2.HealthCheckResponse
@@ -455,7 +455,7 @@ class HealthService:
             if found != last:
                 await stream.send(found)
                 last = found
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(HEALTH_WATCH_INTERVAL_S)
         await stream.receive()  # raises why it ended
 
     async def _answer(self) -> Any:
@@ -530,9 +530,9 @@ def _add_files(answer: Any, file: FileDescriptor) -> None:
 def make_probe_services(readiness: BrokerReadinessCheck, services: tuple[str, ...]) -> list[tuple[str, object]]:
     """Returns the services for health checks and reflection, by their full names. `services`: the full names of the
     other services at the same port."""
-    names = (*services, HEALTH, *REFLECTION)
+    names = (*services, HEALTH_SERVICE, *REFLECTION_SERVICES)
     reflection = ReflectionService(names)
-    return [(HEALTH, HealthService(readiness, names)), *((name, reflection) for name in REFLECTION)]
+    return [(HEALTH_SERVICE, HealthService(readiness, names)), *((name, reflection) for name in REFLECTION_SERVICES)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- rest
@@ -557,7 +557,7 @@ class RestProtocol:
         self._connections: HttpListener | None = None
         self._loading = asyncio.Lock()
         self._shut_down = False
-        self.measure: Measure = write_empty_metrics
+        self.measure: FillMetricsPage = write_empty_metrics
 
     async def serve(self, stream: ByteStream) -> None:
         """Serves one connection until the client or the broker ends it, or the connection is lost. Returns at once

@@ -35,9 +35,9 @@ from ...runtime.logs import AuditLog
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.retry import LogThrottle
 from ..topic.topic import Topic
-from .table_core import ACTIONS, AccessRight, GrantsAndAdministrators, why_right_denied
+from .table_core import GRANT_ACTIONS, AccessRight, GrantsAndAdministrators, why_right_denied
 
-AGAIN_S = 0.5
+GRANTS_RETRY_S = 0.5
 """Seconds between two tries to decide again while the grants cannot be read."""
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -177,7 +177,7 @@ class Authorizer:
             and topic.name.namespace == (namespace or topic.name.namespace)
         ]  # fmt: skip
         while left := await self._undecided(left):  # noqa: ASYNC110 - a broken metadata store has no event for it
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(GRANTS_RETRY_S)
 
     async def _undecided(self, topics: Iterable[Topic]) -> list[Topic]:
         """Checks the clients of the topics again; returns the topics whose grants cannot be read now."""
@@ -246,10 +246,10 @@ def make_unauthorized_error(principal: Principal, permission: Permission, what: 
 # A grant replaces the actions that the role had there. To revoke what was not granted is no error.
 
 
-GRANTS_MAX = 5000
+GRANTS_PER_RECORD_MAX = 5000
 """Roles with grants in a namespace, its topics and subscriptions together: a record of the metadata holds 1 MiB."""
 
-Granted = dict[str, tuple[str, ...]]
+GrantsByRole = dict[str, tuple[str, ...]]
 
 
 def set_role_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
@@ -257,10 +257,10 @@ def set_role_grant(record: GrantsRecord, topic: str, role: str, actions: Sequenc
     `topic`: the full name of a topic without partition; "": the grant is for the namespace. Raises InvalidRequest if an
     action is unknown, none is given, or the record would have more than GRANTS_MAX grants; InvalidName if the role is
     invalid."""
-    unknown = sorted({each for each in actions if each not in ACTIONS})
+    unknown = sorted({each for each in actions if each not in GRANT_ACTIONS})
     if unknown or not actions:
-        raise InvalidRequest(f"actions are {', '.join(ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
-    given = {check_role(role): tuple(each for each in ACTIONS if each in actions)}
+        raise InvalidRequest(f"actions are {', '.join(GRANT_ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
+    given = {check_role(role): tuple(each for each in GRANT_ACTIONS if each in actions)}
     if not topic:
         return _bounded(replace(record, roles={**record.roles, **given}))
     return _bounded(replace(record, topics={**record.topics, topic: {**record.topics.get(topic, {}), **given}}))
@@ -299,15 +299,17 @@ def remove_topic_grants(record: GrantsRecord, topic: str) -> GrantsRecord:
     return replace(record, topics={name: granted for name, granted in record.topics.items() if name != topic})
 
 
-def _without(granted: Granted, role: str) -> Granted:
+def _without(granted: GrantsByRole, role: str) -> GrantsByRole:
     return {name: actions for name, actions in granted.items() if name != role}
 
 
 def _bounded(record: GrantsRecord) -> GrantsRecord:
     """Returns the record. Raises InvalidRequest if it has more than GRANTS_MAX grants."""
     count = len(record.roles) + sum(map(len, record.topics.values())) + sum(map(len, record.subscriptions.values()))
-    if count > GRANTS_MAX:
-        raise InvalidRequest(f"{count} grants in one namespace are more than {GRANTS_MAX}: grant at the namespace")
+    if count > GRANTS_PER_RECORD_MAX:
+        raise InvalidRequest(
+            f"{count} grants in one namespace are more than {GRANTS_PER_RECORD_MAX}: grant at the namespace"
+        )
     return record
 
 
@@ -328,14 +330,14 @@ def _bounded(record: GrantsRecord) -> GrantsRecord:
 # tests/broker/access/test_grants.py.
 
 
-STALE_S = 30.0
-KNOWN_MAX = 10_000
+STALE_GRANTS_S_MAX = 30.0
+CACHED_NAMESPACES_MAX = 10_000
 """Namespaces whose grants are remembered: a caller may ask for any number of names."""
-ATTEMPTS_MAX = 20
+GRANT_CHANGE_ATTEMPTS_MAX = 20
 """Attempts to remove the grants of a topic, while others change those of its namespace."""
 WATCH_RETRY_S = 1.0
 
-Changed = Callable[[str, str], None]
+OnGrantsChanged = Callable[[str, str], None]
 """Called with a tenant and the name of its namespace (empty: all of its namespaces)."""
 
 
@@ -345,7 +347,7 @@ class AccessGrants:
     namespace; both are empty if anything may have changed. A method that reads or changes the metadata also raises the
     errors of the metadata."""
 
-    def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
+    def __init__(self, metadata: MetadataStore, clock: Clock, changed: OnGrantsChanged) -> None:
         self._metadata = metadata
         self._clock = clock
         self._changed = changed
@@ -371,7 +373,7 @@ class AccessGrants:
         exist counts as one without grants or administrators. Raises Unavailable if the watches have failed for more
         than STALE_S seconds, and the error of the metadata if what is not cached cannot be read (DamagedRecord for a
         damaged record)."""
-        if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
+        if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_GRANTS_S_MAX:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
         if found is not None:
@@ -381,11 +383,11 @@ class AccessGrants:
         found = await self._read(name)
         if before == self._reads:
             self._known[name] = found
-            if len(self._known) > KNOWN_MAX:
+            if len(self._known) > CACHED_NAMESPACES_MAX:
                 self._known.popitem(last=False)
         return found
 
-    async def read_record(self, name: NamespaceName) -> GrantsRecord:
+    async def read_grants_record(self, name: NamespaceName) -> GrantsRecord:
         """Reads the record with the grants of a namespace from the metadata, past the cache, and returns it. Returns an
         empty record if there is none."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
@@ -398,7 +400,7 @@ class AccessGrants:
         return frozenset(found[0].admin_roles) if found is not None else frozenset()
 
     async def _read(self, name: NamespaceName) -> GrantsAndAdministrators:
-        record, admins = await asyncio.gather(self.read_record(name), self.read_administrators(name.tenant))
+        record, admins = await asyncio.gather(self.read_grants_record(name), self.read_administrators(name.tenant))
         return GrantsAndAdministrators(admins, record.roles, record.topics, record.subscriptions, record.prefix_mode)
 
     # ------------------------------------------------------------------ changing
@@ -410,14 +412,14 @@ class AccessGrants:
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)
 
-    async def delete_topic(self, topic: TopicName, *still: CheckNodeVersion) -> None:
+    async def delete_topic_grants(self, topic: TopicName, *still: CheckNodeVersion) -> None:
         """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
         the same name does not inherit the grants. Raises BadVersion if a check in `still` fails, because the name
         belongs to another topic by now; Unavailable if the grants of the namespace were changed during each of
         ATTEMPTS_MAX attempts."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(GRANT_CHANGE_ATTEMPTS_MAX):
             found = await get_record(self._metadata, path, GrantsRecord)
             if found is None or topic.full not in found[0].topics:
                 return

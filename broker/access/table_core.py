@@ -17,8 +17,8 @@ from enum import Enum
 import msgspec
 
 from ...proto.operations import (
-    CONSUME,
-    OPERATE,
+    CONSUME_RULE,
+    OPERATE_RULE,
     OPERATIONS,
     Permission,
     PermissionRule,
@@ -28,10 +28,10 @@ from ...proto.operations import (
 
 _OWN = PermissionRule(Permission.OWN)
 
-RULES: Mapping[str, PermissionRule] = {
+PERMISSION_RULES: Mapping[str, PermissionRule] = {
     "Broker.Connect open_producer": make_topic_rule(Permission.PRODUCE, "topic"),
     "Broker.Connect subscribe": make_topic_rule(Permission.CONSUME, "topic", "subscription"),
-    "Broker.Read": CONSUME,
+    "Broker.Read": CONSUME_RULE,
     "Broker.WatchTopics": PermissionRule(Permission.SHOWN, PermissionScope.NAMESPACE, "namespace"),
     "Transactions.Find": PermissionRule(Permission.SHOWN),
     "Transactions.Begin": _OWN,
@@ -42,9 +42,9 @@ RULES: Mapping[str, PermissionRule] = {
     "Transactions.PrepareHalf": _OWN,
     "Transactions.EndHalf": _OWN,
     "Transactions.WatchHalves": _OWN,
-    "Transactions.Join": OPERATE,
-    "Transactions.Settle": OPERATE,
-    "Transactions.AbortOpen": OPERATE,
+    "Transactions.Join": OPERATE_RULE,
+    "Transactions.Settle": OPERATE_RULE,
+    "Transactions.AbortOpen": OPERATE_RULE,
     **{f"{each.service}.{each.name}": each.rule for each in OPERATIONS.values()},
 }
 
@@ -70,10 +70,10 @@ RULES: Mapping[str, PermissionRule] = {
 # another role, and nothing depends on the grants of another namespace (tests/broker/access/test_rights.py).
 
 
-ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")
+GRANT_ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")
 """Pulsar's. The last four are stored and shown; nothing of Magnetar asks for them."""
 
-Granted = Mapping[str, tuple[str, ...]]
+ActionsByRole = Mapping[str, tuple[str, ...]]
 """Role → actions."""
 
 
@@ -90,8 +90,8 @@ class GrantsAndAdministrators(msgspec.Struct, frozen=True):
     both."""
 
     admins: frozenset[str] = frozenset()  # of the tenant
-    roles: Granted = {}  # at the namespace
-    topics: Mapping[str, Granted] = {}  # by the full name of the topic, without a partition
+    roles: ActionsByRole = {}  # at the namespace
+    topics: Mapping[str, ActionsByRole] = {}  # by the full name of the topic, without a partition
     subscriptions: Mapping[str, tuple[str, ...]] = {}
     prefix_mode: bool = False
 
@@ -130,7 +130,7 @@ def _of_subscription(role: str, rights: GrantsAndAdministrators, subscription: s
     return ""
 
 
-def _actions(role: str, granted: Granted, wildcards: bool) -> set[str]:
+def _actions(role: str, granted: ActionsByRole, wildcards: bool) -> set[str]:
     if not wildcards:
         return set(granted.get(role, ()))
     return {action for pattern, actions in granted.items() if _names(pattern, role, True) for action in actions}

@@ -38,40 +38,40 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-CHECK_S = 10.0
+BALANCE_CHECK_INTERVAL_S = 10.0
 """Seconds between two reports of a broker, and between two plans."""
 FAST_HALF_LIFE_S = 30.0
 SLOW_HALF_LIFE_S = 240.0
 """With a noise of 20 % in each report, the standard deviation of the slow average is 2.4 %, of the fast one 7 %."""
-CHANGED_SHARE = 0.25
-CHANGED_CHECKS = 3
-REPORTED_BUNDLES = 32
+LOAD_CHANGED_SHARE = 0.25
+LOAD_CHANGED_CHECKS = 3
+REPORTED_BUNDLES_MAX = 32
 """Bundles of a report, the heaviest ones: so many that some of them may move, while those that have moved rest."""
-SILENT_CHECKS = 3
+SILENT_CHECKS_MAX = 3
 """A broker that has not reported for so many checks takes no part, and is no target, until it reports again."""
-FORGOTTEN_S = 240.0
+SILENT_BROKER_FORGOTTEN_S = 240.0
 """A broker that has not reported for so long is judged by new averages."""
-REPORTS_MIN = 6
+BELIEVED_REPORTS_MIN = 6
 """Reports after which the averages of a broker are believed: a minute after it has joined, or after another broker has
 become the leader."""
-HOT_SHARE = 0.15
-COLD_SHARE = 0.25
+HOT_BROKER_SHARE = 0.15
+COLD_BROKER_SHARE = 0.25
 IDLE_POINTS = 5.0
 """A group whose hottest broker is below it has nothing to balance, and differences below it are nothing."""
-MOVES_MAX = 4
+MOVES_PER_BROKER_MAX = 4
 """Bundles of one broker, as source and as target, that are on their way at once."""
-CRUMB_SHARE = 0.15
+MOVED_BUNDLE_SHARE_MIN = 0.15
 """A bundle moves with others only if it has at least this share of the points of the heaviest of them. What is left of
 the gap is closed by the next plan, if it is still worth it."""
-GAP_CLOSED_MIN = 0.2
+GAP_CLOSED_SHARE_MIN = 0.2
 """Share of the gap of a pair that a bundle must close if it takes one of the two to the other side of the mean."""
-CARRIED_MAX = 4.0
+CARRIED_LOAD_RATIO_MAX = 4.0
 """Of the mean load of the others of its group: brokers may be so much faster than each other."""
-OWNED_MIN_S = 60.0
+BUNDLE_OWNED_S_MIN = 60.0
 """A bundle stays at its owner for so long, whoever gave it to the owner: a leader does not know of moves before it."""
-REST_S = 600.0
+MOVED_BUNDLE_REST_S = 600.0
 REST_DOUBLED_MAX = 4
-REST_FORGOTTEN_S = 24 * 3600.0
+MOVES_FORGOTTEN_S = 24 * 3600.0
 SESSION_COST_S = 0.001
 TOPIC_COST_S = 0.010
 """Processor seconds that a move costs: each client connects again, each topic is closed there and recovered here."""
@@ -100,7 +100,7 @@ class BrokerLoad(NamedTuple):
     bundles: Sequence[MovableBundle]
     group: str = ""
     labels: frozenset[str] = frozenset()
-    window_s: float = CHECK_S
+    window_s: float = BALANCE_CHECK_INTERVAL_S
     takes_bundles: bool = True  # False while it drains
 
 
@@ -126,12 +126,13 @@ class _Averages:
         self.differing = 0  # reports in a row after which the fast average was far above the slow one; < 0: below
 
     def add(self, report: BrokerLoad, now_s: float) -> None:
-        if now_s - self.heard_s > FORGOTTEN_S:
+        if now_s - self.heard_s > SILENT_BROKER_FORGOTTEN_S:
             self.reports = self.differing = 0
         self.report, self.heard_s = report, now_s
         if now_s - report.window_s < self.changed_s:
             return  # measured before a move ended, at least in part
-        passed_s = min(max(0.0, now_s - self.at_s), 2 * CHECK_S)  # one report tells no more, however long none came
+        # one report tells no more, however long none came
+        passed_s = min(max(0.0, now_s - self.at_s), 2 * BALANCE_CHECK_INTERVAL_S)
         self.at_s, self.reports = now_s, self.reports + 1
         first = 1 / self.reports  # as a plain mean, until there are enough
         self.fast += max(first, 1 - 0.5 ** (passed_s / FAST_HALF_LIFE_S)) * (report.score - self.fast)
@@ -140,11 +141,11 @@ class _Averages:
 
     def _notice_change(self) -> None:
         apart = self.fast - self.slow
-        if abs(apart) < max(IDLE_POINTS, CHANGED_SHARE * self.slow):
+        if abs(apart) < max(IDLE_POINTS, LOAD_CHANGED_SHARE * self.slow):
             self.differing = 0
             return
         self.differing = max(self.differing, 0) + 1 if apart > 0 else min(self.differing, 0) - 1
-        if abs(self.differing) >= CHANGED_CHECKS:
+        if abs(self.differing) >= LOAD_CHANGED_CHECKS:
             self.slow, self.differing = self.fast, 0
 
     def shift(self, points: float) -> None:
@@ -154,7 +155,7 @@ class _Averages:
 def _carries_too_much(broker: _Averages, carried: float, others: int) -> bool:
     """Returns True if the broker carries CARRIED_MAX times the mean of its `others`. `carried`: the load of all."""
     load = broker.report.load
-    return others > 0 and load > CARRIED_MAX * (carried - load) / others
+    return others > 0 and load > CARRIED_LOAD_RATIO_MAX * (carried - load) / others
 
 
 class _Begun(NamedTuple):
@@ -226,8 +227,8 @@ class Balancer:
         self._forget_rests(now_s)
         groups: dict[str, list[_Averages]] = {}
         for each in self._brokers.values():
-            silent = now_s - each.heard_s >= SILENT_CHECKS * CHECK_S
-            if each.reports >= REPORTS_MIN and not silent and each.report.takes_bundles:
+            silent = now_s - each.heard_s >= SILENT_CHECKS_MAX * BALANCE_CHECK_INTERVAL_S
+            if each.reports >= BELIEVED_REPORTS_MIN and not silent and each.report.takes_bundles:
                 groups.setdefault(each.report.group, []).append(each)
         return [move for group in groups.values() for move in self._plan_group(group, now_s)]
 
@@ -239,8 +240,8 @@ class Balancer:
         targets = [each for each in order if each.slow < mean and not _carries_too_much(each, carried, len(order) - 1)]
         moves = list[Move]()
         for source in sources:
-            hot = source.slow > mean * (1 + HOT_SHARE)
-            cold = bool(targets) and targets[0].slow < mean * (1 - COLD_SHARE)
+            hot = source.slow > mean * (1 + HOT_BROKER_SHARE)
+            cold = bool(targets) and targets[0].slow < mean * (1 - COLD_BROKER_SHARE)
             if not (hot or cold) or not targets or source.slow < IDLE_POINTS:
                 break
             for at, target in enumerate(targets[:TRIED_TARGETS_MAX]):
@@ -254,7 +255,7 @@ class Balancer:
         high, gap = source.slow, source.slow - target.slow
         if source is target or gap < IDLE_POINTS / 2 or high <= mean:
             return []
-        turns = MOVES_MAX - max(self._on_its_way[each.report.name] for each in (source, target))
+        turns = MOVES_PER_BROKER_MAX - max(self._on_its_way[each.report.name] for each in (source, target))
         candidates = [
             (self._points_at(source, each.load), self._points_of(source, target, each.load), each)
             for each in source.report.bundles if self._may_move(each, target, now_s)
@@ -267,21 +268,21 @@ class Balancer:
         for points, gained, bundle in candidates:
             if len(moves) >= turns:
                 break
-            if moves and points < CRUMB_SHARE * moves[0].points:
+            if moves and points < MOVED_BUNDLE_SHARE_MIN * moves[0].points:
                 break
             if points <= left and gained <= room:
                 moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
                 left, room = left - points, room - gained
         if not moves and turns > 0 and candidates:
             points, gained, bundle = min(candidates, key=lambda each: max(high - each[0], target.slow + each[1]))
-            if high - max(high - points, target.slow + gained) >= GAP_CLOSED_MIN * gap:
+            if high - max(high - points, target.slow + gained) >= GAP_CLOSED_SHARE_MIN * gap:
                 moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
         return moves
 
     def _may_move(self, bundle: MovableBundle, target: _Averages, now_s: float) -> bool:
         rest = self._rests.get(bundle.path)
         return (
-            bundle.path not in self._moving and bundle.load > 0 and bundle.owned_s >= OWNED_MIN_S
+            bundle.path not in self._moving and bundle.load > 0 and bundle.owned_s >= BUNDLE_OWNED_S_MIN
             and (rest is None or now_s >= rest.until_s) and self._allows(bundle.needs, target.report.labels)
         )  # fmt: skip
 
@@ -308,19 +309,19 @@ class Balancer:
     def _rest(self, path: str, now_s: float) -> None:
         moves = self._rests[path].moves + 1 if path in self._rests else 0
         self._rests.pop(path, None)
-        self._rests[path] = _Rest(now_s + REST_S * 2 ** min(moves, REST_DOUBLED_MAX), moves)
+        self._rests[path] = _Rest(now_s + MOVED_BUNDLE_REST_S * 2 ** min(moves, REST_DOUBLED_MAX), moves)
 
     def _forget_rests(self, now_s: float) -> None:
         while self._rests:
             oldest = next(iter(self._rests))
-            if now_s - self._rests[oldest].until_s < REST_FORGOTTEN_S:
+            if now_s - self._rests[oldest].until_s < MOVES_FORGOTTEN_S:
                 return
             del self._rests[oldest]
 
 
 def costs_more_than_it_brings(bundle: MovableBundle, points: float) -> bool:
     """Returns True if moving the bundle costs more processor time than its source saves while the bundle must rest."""
-    return points / 100 * REST_S < bundle.sessions * SESSION_COST_S + bundle.topics * TOPIC_COST_S
+    return points / 100 * MOVED_BUNDLE_REST_S < bundle.sessions * SESSION_COST_S + bundle.topics * TOPIC_COST_S
 
 
 class BalancingState:

@@ -37,13 +37,13 @@ from zlib import crc32
 from ...metadata.records import BrokerRecord
 from ...proto.names import TopicName
 
-ASSIGNED_S = 30.0
+ASSIGNED_BUNDLE_COUNTS_S = 30.0
 """Seconds for which an assigned bundle counts if its broker does not report meanwhile: three reports could have come.
 """
 BUSY_DIFFERENCE_MIN = 20.0
 """Points of a hundred by which two brokers must differ in how busy they are, so that this decides: what two brokers
 with the same work report differs by half as much."""
-ASSIGNED_MAX = 10_000
+ASSIGNED_BUNDLES_MAX = 10_000
 """Bundles that are remembered as assigned; the oldest are forgotten first. About 150 bytes each."""
 
 
@@ -102,7 +102,10 @@ class BundlePlacement:
     def _forget(self, now_s: float) -> None:
         while self._assigned:
             oldest = next(iter(self._assigned))
-            if len(self._assigned) < ASSIGNED_MAX and now_s - self._assigned[oldest].at_s < ASSIGNED_S:
+            if (
+                len(self._assigned) < ASSIGNED_BUNDLES_MAX
+                and now_s - self._assigned[oldest].at_s < ASSIGNED_BUNDLE_COUNTS_S
+            ):
                 return
             del self._assigned[oldest]
 
@@ -121,10 +124,10 @@ class BrokerLoadReport(NamedTuple):
         return busy >= BUSY_DIFFERENCE_MIN / 2 or bundles > told.bundles // 10
 
 
-BALANCED_SHARE = 0.1
+BALANCED_LOAD_SHARE = 0.1
 """Of the mean load of the brokers: two brokers that differ by less are left alone, and so is a bundle whose move brings
 them together by less."""
-MOVES_MAX = 64
+MOVES_PER_PLAN_MAX = 64
 """Moves of one plan. With MOVED_AT_ONCE at a time they end within the time-out of the request."""
 
 
@@ -149,9 +152,9 @@ def plan_balance(brokers: Sequence[str], bundles: Mapping[str, Sequence[BundleLo
     MOVES_MAX, [] if no move is useful. `bundles`: what each of the brokers owns, by its name."""
     loads = {name: sum(each.load for each in bundles.get(name, ())) for name in brokers}
     left = {name: sorted(bundles.get(name, ())) for name in brokers}
-    least = BALANCED_SHARE * sum(loads.values()) / max(1, len(loads))
+    least = BALANCED_LOAD_SHARE * sum(loads.values()) / max(1, len(loads))
     moves = list[PlannedMove]()
-    while len(moves) < MOVES_MAX and (move := _find_best_move(loads, left, least)) is not None:
+    while len(moves) < MOVES_PER_PLAN_MAX and (move := _find_best_move(loads, left, least)) is not None:
         moves.append(move)
         loads[move.source] -= move.load
         loads[move.target] += move.load
@@ -177,8 +180,8 @@ def _find_best_move(
     return None
 
 
-HASHES = 1 << 32
-BUNDLES_MAX = 1 << 12
+HASH_RANGE = 1 << 32
+BUNDLES_PER_NAMESPACE_MAX = 1 << 12
 
 
 def find_topic_bundle_name(topic: TopicName, bundles: int) -> str:
@@ -194,13 +197,13 @@ def find_topic_bundle_number(topic: TopicName, bundles: int) -> int:
 def compute_bundle_number(full: str, bundles: int) -> int:
     """Returns the number (from 0) of the bundle to which the topic with the full name `full` belongs, in a namespace
     with `bundles` bundles."""
-    return crc32(full.encode()) * bundles // HASHES
+    return crc32(full.encode()) * bundles // HASH_RANGE
 
 
-@lru_cache(maxsize=BUNDLES_MAX)
+@lru_cache(maxsize=BUNDLES_PER_NAMESPACE_MAX)
 def make_bundle_name(number: int, bundles: int) -> str:
     """Returns the name of the bundle with this number, in a namespace with `bundles` bundles."""
-    assert 0 <= number < bundles <= BUNDLES_MAX, "a bundle number is within the namespace's bundles"
-    low = -(-number * HASHES // bundles)
-    high = -(-(number + 1) * HASHES // bundles)
-    return f"0x{low:08x}_0x{min(high, HASHES - 1):08x}"
+    assert 0 <= number < bundles <= BUNDLES_PER_NAMESPACE_MAX, "a bundle number is within the namespace's bundles"
+    low = -(-number * HASH_RANGE // bundles)
+    high = -(-(number + 1) * HASH_RANGE // bundles)
+    return f"0x{low:08x}_0x{min(high, HASH_RANGE - 1):08x}"

@@ -26,11 +26,11 @@ from ...metadata.records import (
     TopicRecord,
 )
 from ...metadata.store import (
-    ABSENT,
+    NODE_ABSENT,
     CheckNodeVersion,
+    CommitOperation,
     DeleteNode,
     MetadataStore,
-    Operation,
     PutNode,
     commit_in_parts,
     create_if_absent,
@@ -57,11 +57,11 @@ from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import World
 from ..common.refusals import check_incarnation
 from ..common.retry import LastMetadataAnswers
-from .bundles_core import BUNDLES_MAX
+from .bundles_core import BUNDLES_PER_NAMESPACE_MAX
 
 PARTITIONS_MAX = 10_000
 """Most partitions of one topic."""
-ATTEMPTS_MAX = 10
+CATALOG_ATTEMPTS_MAX = 10
 """Tries to change the number of partitions, while others change it too."""
 
 
@@ -103,7 +103,7 @@ class CatalogLimits(NamedTuple):
     topics: Callable[[NamespaceName], Awaitable[int]] = _any_number  # of a namespace, partitions included
 
 
-NO_LIMITS = CatalogLimits()
+NO_CATALOG_LIMITS = CatalogLimits()
 NAMESPACE_CACHE_TTL_S = 1.0
 """Seconds for which a namespace record is cached. If the namespace is deleted and created again with other bundles, a
 topic may have two owners for so long: they take it over from each other, and nothing worse happens."""
@@ -115,7 +115,7 @@ class Catalog:
 
     def __init__(
         self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool,
-        limits: CatalogLimits = NO_LIMITS, cluster: str = "",
+        limits: CatalogLimits = NO_CATALOG_LIMITS, cluster: str = "",
     ) -> None:  # fmt: skip
         self._cluster = cluster
         self._limits = limits
@@ -394,26 +394,26 @@ class Catalog:
             if await self.count_partitions(topic) is None:
                 raise
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
-        operations: list[Operation]
+        operations: list[CommitOperation]
         later: Sequence[PutNode] = ()  # written afterwards, or by the first use of the partition
         if not topic.persistent:
             if not partitions:  # it exists while it is used
                 if await self.count_partitions(topic):
                     raise AlreadyExists(f"topic {topic} exists already, with partitions", topic=topic)
                 return
-            operations = [make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT)]
+            operations = [make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), NODE_ABSENT)]
         elif partitions:
             first = self._store.part_operations - 2  # beside the two others
             operations = [
-                CheckNodeVersion(_topic_path(topic), ABSENT),
-                make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT),
+                CheckNodeVersion(_topic_path(topic), NODE_ABSENT),
+                make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), NODE_ABSENT),
                 *self._partition_records(topic, range(min(partitions, first))),
             ]
             later = self._partition_records(topic, range(first, partitions))
         else:
             operations = [
-                CheckNodeVersion(_partitioned_path(topic), ABSENT),
-                make_put_operation(_topic_path(topic), self._new(), ABSENT),
+                CheckNodeVersion(_partitioned_path(topic), NODE_ABSENT),
+                make_put_operation(_topic_path(topic), self._new(), NODE_ABSENT),
             ]
         try:
             await self._store.commit(operations)
@@ -433,7 +433,7 @@ class Catalog:
         number, the next attempt uses the records that exist already. After a crash after that change, missing records
         of partitions are created at their first use.
         """
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(CATALOG_ATTEMPTS_MAX):
             with contextlib.suppress(BadVersion):
                 return await self._add_partitions(topic, partitions)
         raise Unavailable(f"the number of partitions of {topic} changes all the time; try again")
@@ -483,13 +483,15 @@ class Catalog:
             for number in numbers:
                 local = topic.with_partition(number).stored_local
                 made.append(
-                    make_put_operation(paths.cursor(topic.tenant, topic.namespace, local, name), record, ABSENT)
+                    make_put_operation(paths.cursor(topic.tenant, topic.namespace, local, name), record, NODE_ABSENT)
                 )
         return made
 
     def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[PutNode]:
         record = self._new()
-        return [make_put_operation(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
+        return [
+            make_put_operation(_topic_path(topic.with_partition(number)), record, NODE_ABSENT) for number in numbers
+        ]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
         """Raises TopicNotFound if the topic or partition with this `incarnation` does not exist any more. With
@@ -516,14 +518,14 @@ class Catalog:
         return CheckNodeVersion(_topic_path(topic), version)
 
     async def delete_topic_record(
-        self, topic: TopicName, ledgers: Sequence[int], still: CheckNodeVersion, also: Sequence[Operation] = ()
+        self, topic: TopicName, ledgers: Sequence[int], still: CheckNodeVersion, also: Sequence[CommitOperation] = ()
     ) -> None:
         """Deletes the record of a persistent topic and, unless it is a partition, its policies and its schedules, in
         one commit with the operations `also`. The same commit stores that the ledgers `ledgers` must be deleted, so
         that this is done even after a crash. Raises BadVersion and changes nothing if the check `still`
         (`make_topic_unchanged_check`) fails: the topic was taken over or created again."""
         self._last_partitions.discard(topic.base)
-        operations: list[Operation] = [DeleteNode(still.path, still.expected), *also]
+        operations: list[CommitOperation] = [DeleteNode(still.path, still.expected), *also]
         if not topic.is_partition:
             operations += [DeleteNode(_policies_path(topic)), *await _schedule_deletions(self._store, topic)]
         await deletions.commit_ledger_deletions(self._store, ledgers, operations)
@@ -546,7 +548,7 @@ class Catalog:
         return CheckNodeVersion(_partitioned_path(topic), found[1])
 
     async def delete_partitioned_record(
-        self, topic: TopicName, still: CheckNodeVersion, also: Sequence[Operation] = ()
+        self, topic: TopicName, still: CheckNodeVersion, also: Sequence[CommitOperation] = ()
     ) -> None:
         """Deletes the record of a partitioned topic and, if the topic is persistent, its policies and its schedules, in
         one commit with the operations `also`. Raises BadVersion and changes nothing if the check `still`
@@ -584,13 +586,13 @@ class Catalog:
 
     async def _create(self, path: str, record: MetadataRecord, what: str) -> None:
         try:
-            await put_record(self._store, path, record, ABSENT)
+            await put_record(self._store, path, record, NODE_ABSENT)
         except NodeExists as error:
             raise AlreadyExists(f"{what} exists already") from error
 
 
 def _check(record: NamespaceRecord) -> None:
-    if not 1 <= record.bundles <= BUNDLES_MAX:
-        raise InvalidRequest(f"{record.bundles} bundles are not within 1 to {BUNDLES_MAX}")
+    if not 1 <= record.bundles <= BUNDLES_PER_NAMESPACE_MAX:
+        raise InvalidRequest(f"{record.bundles} bundles are not within 1 to {BUNDLES_PER_NAMESPACE_MAX}")
     if record.default_partitions > PARTITIONS_MAX:
         raise InvalidRequest(f"{record.default_partitions} partitions are more than {PARTITIONS_MAX}")

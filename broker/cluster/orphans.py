@@ -2,7 +2,7 @@
 
 A crash between "create a ledger" and "put it into the list", or between "remove it from the list" and "delete it",
 leaves a ledger over. Every ledger that a broker creates names its owner in its properties: a topic's log has `topic`, a
-ledger with other state of a topic also has its kind (`KINDS`). Both directions are checked:
+ledger with other state of a topic also has its kind (`TOPIC_LEDGER_PROPERTY_SETS`). Both directions are checked:
 
 - **orphan**: a ledger of one of these kinds, created `age_s` ago or longer, that no record of any topic or
   subscription mentions. That alone proves nothing: damaged or restored metadata lacks records too. The sweep deletes it
@@ -40,8 +40,8 @@ from ...proto.names import TopicName, parse_number
 
 _LOG = logging.getLogger("magnetar.broker")
 
-READ_AT_ONCE = 50
-KINDS = (
+LEDGERS_READ_AT_ONCE = 50
+TOPIC_LEDGER_PROPERTY_SETS = (
     {"topic"},
     *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted", "transactions", "key_index")),
 )
@@ -93,8 +93,8 @@ async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Or
     missing = [each for each in listed if each.ledger_id not in there and await _is_missing(metadata, each)]
     orphans = []
     candidates = [ledger_id for ledger_id in ledger_ids if ledger_id not in referred]
-    for start in range(0, len(candidates), READ_AT_ONCE):
-        some = candidates[start : start + READ_AT_ONCE]
+    for start in range(0, len(candidates), LEDGERS_READ_AT_ONCE):
+        some = candidates[start : start + LEDGERS_READ_AT_ONCE]
         records = await asyncio.gather(*[get_record(metadata, paths.ledger(each), LedgerRecord) for each in some])
         orphans += [orphan for found in records if found and (orphan := _orphan(found[0], now_ms, age_s))]
     noted = await deletions.find_deleted_ledgers(metadata, [each.ledger_id for each in orphans])
@@ -120,7 +120,7 @@ async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:
 
 def _orphan(record: LedgerRecord, now_ms: int, age_s: float) -> Orphan | None:
     properties = record.properties
-    if set(properties) not in KINDS or now_ms - record.created_ms < age_s * 1000:
+    if set(properties) not in TOPIC_LEDGER_PROPERTY_SETS or now_ms - record.created_ms < age_s * 1000:
         return None
     subscription = properties.get("cursor") or properties.get("delays", "")
     return Orphan(record.ledger_id, properties["topic"], subscription, record.created_ms)

@@ -43,8 +43,8 @@ not answer, as it listed them last.
     found.late                               the lists are old, but the metadata answered less than METADATA_AWAY_S ago
 
 The lists are for the view of operators, who need it most while the metadata does not answer. A broker reads them every
-MEMBERS_S, so that it knows them before it is asked. No decision uses them: ownership and the placement of ledgers read
-the metadata itself. Guarding tests: tests/broker/session/test_summaries.py.
+SERVER_LISTS_REFRESH_S, so that it knows them before it is asked. No decision uses them: ownership and the placement of
+ledgers read the metadata itself. Guarding tests: tests/broker/session/test_summaries.py.
 
 A registration ends with the session of its broker, whether the broker closed or died. The `StartedBrokerRecord`
 distinguishes the two: the commit that registers a broker writes it, and the commit with which the broker closes in
@@ -52,8 +52,8 @@ order deletes it. So a broker that has this record and is not registered has *di
 see it (`RegisteredServers.died`) until it registers again, or an operator says that it is gone
 (`delete_broker_record`). A broker with a random name has another name after a restart: it counts as back when a broker
 with a random name is registered at its address. `LastReadServerLists.update_last_seen_records` deletes the records of
-such brokers, and the oldest records above STARTED_MAX. A broker of an earlier release has no such record, and is never
-listed as died. Guarding tests: tests/broker/cluster/test_died.py.
+such brokers, and the oldest records above DEAD_BROKER_RECORDS_MAX. A broker of an earlier release has no such record,
+and is never listed as died. Guarding tests: tests/broker/cluster/test_died.py.
 
 Also in this file, below its heading: the registered brokers and bookies, and the orders to drain, read on demand
 (cluster_view).
@@ -89,12 +89,12 @@ from ...metadata.records import (
 )
 from ...metadata.session import MetadataResponsiveness
 from ...metadata.store import (
-    ABSENT,
+    NODE_ABSENT,
+    CommitOperation,
     DeleteNode,
     MetadataStore,
-    Operation,
     PutNode,
-    check_registered_format,
+    check_format_after_registration,
     commit_in_parts,
     get_readable_record,
     get_record,
@@ -131,13 +131,13 @@ async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
 async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
     """Returns the records of the registered bookies. Leaves out records that cannot be parsed. Raises the errors of the
     metadata."""
-    return await _all(store, paths.BOOKIES, BookieRecord)
+    return await _all(store, paths.AVAILABLE_BOOKIES, BookieRecord)
 
 
 async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
     """Returns the orders to drain a broker that are stored in the metadata, including orders to brokers that do not
     run. Raises the errors of the metadata."""
-    return await _all(store, paths.DRAINING, DrainRecord)
+    return await _all(store, paths.DRAINING_BROKERS, DrainRecord)
 
 
 async def request_broker_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
@@ -192,23 +192,23 @@ async def cancel_broker_drain(store: MetadataStore, name: str) -> bool:
     return bool(ended)
 
 
-STARTED_MAX = 100
+DEAD_BROKER_RECORDS_MAX = 100
 """The largest number of records of brokers that are not registered. Each is one more read for whoever is asked."""
 
 
-async def list_died_brokers(store: MetadataStore, started: Sequence[str], registered: Sequence[BrokerRecord]) -> (
+async def list_dead_brokers(store: MetadataStore, started: Sequence[str], registered: Sequence[BrokerRecord]) -> (
     list[tuple[StartedBrokerRecord, int]]
 ):
     """Returns the records, with their versions, of the brokers that have died, sorted by name. `started`: the segments
     below STARTED, which the caller must have read before the `registered` brokers: one that registers meanwhile is then
     in none of the two, or in both. Raises the errors of the metadata."""
     names = {each.name for each in registered}
-    paths_ = [f"{paths.STARTED}/{each}" for each in started if paths.decode_segment(each) not in names]
+    paths_ = [f"{paths.STARTED_BROKERS}/{each}" for each in started if paths.decode_segment(each) not in names]
     found = [await get_readable_record(store, path, StartedBrokerRecord) for path in paths_]
     return [each for each in found if each is not None]  # None: it has closed in order meanwhile
 
 
-def is_broker_back(died: StartedBrokerRecord, registered: Sequence[BrokerRecord]) -> bool:
+def has_broker_restarted(died: StartedBrokerRecord, registered: Sequence[BrokerRecord]) -> bool:
     """Returns True if a broker with a random name runs again, under another random name at the same address."""
     return _RANDOM_NAME.fullmatch(died.broker) is not None and any(
         each.endpoint == died.endpoint and _RANDOM_NAME.fullmatch(each.name) for each in registered
@@ -246,11 +246,11 @@ async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
 # ----------------------------------------------------------------------------------------------------- ownership
 
 
-ATTEMPTS_MAX = 10
+OWNERSHIP_ATTEMPTS_MAX = 10
 """Attempts to read or create an owner record: one fails only if a broker took or released the bundle in between."""
 
 
-MOVE_WAIT_S = 1.0
+BUNDLE_MOVE_WAIT_S = 1.0
 """Seconds that the opening of a topic waits at its next owner for the end of the move; then its client looks it up."""
 
 
@@ -281,11 +281,14 @@ class Ownership:
         is older, and the errors of the metadata."""
         async with self._registering:
             await self._register(self.me)
-        await check_registered_format(self._store)
+        await check_format_after_registration(self._store)
 
     async def _register(self, me: BrokerRecord) -> None:
         path = paths.broker(me.name)
-        operations: list[Operation] = [DeleteNode(path), PutNode(path, encode_record(me, path), ABSENT, ephemeral=True)]
+        operations: list[CommitOperation] = [
+            DeleteNode(path),
+            PutNode(path, encode_record(me, path), NODE_ABSENT, ephemeral=True),
+        ]
         if may_write_feature(Feature.STARTED_BROKERS):
             path = paths.started_broker(me.name)
             record = StartedBrokerRecord(broker=me.name, endpoint=me.endpoint, seen_ms=self._clock.wall_ms())
@@ -357,14 +360,14 @@ class Ownership:
         revision = await self._store.revision()
         owner = await self._find_owner(path, what)
         try:
-            async with asyncio.timeout(MOVE_WAIT_S):
+            async with asyncio.timeout(BUNDLE_MOVE_WAIT_S):
                 if self._may_move(owner):
                     async for _ in self._store.watch(path, revision):
                         owner = await self._find_owner(path, what)
                         if not self._may_move(owner):
                             break
         except TimeoutError:
-            _LOG.info("%s: %s drains, and has not given it away after %s s", what, owner.name, MOVE_WAIT_S)
+            _LOG.info("%s: %s drains, and has not given it away after %s s", what, owner.name, BUNDLE_MOVE_WAIT_S)
         return owner
 
     def is_owned(self, path: str) -> bool:
@@ -377,13 +380,13 @@ class Ownership:
         return self._clock.monotonic() - self._owned[path] if path in self._owned else 0.0
 
     async def _ask(self, path: str, what: str) -> BrokerRecord:
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(OWNERSHIP_ATTEMPTS_MAX):
             if self.is_owned(path):
                 return self.me
             found = await get_record(self._store, path, OwnerRecord)
             if found is None:
                 chosen = await self._choose(path)
-                if await self._write_owner(path, chosen, ABSENT):
+                if await self._write_owner(path, chosen, NODE_ABSENT):
                     return chosen
                 continue
             record, version = found
@@ -434,10 +437,10 @@ class Ownership:
         given = "" if owner.name == self.me.name else self.me.name
         value = encode_record(OwnerRecord(broker=owner.name, endpoint=owner.endpoint, assigned_by=given), path)
         try:
-            if version == ABSENT:
-                await self._store.put(path, value, ABSENT, ephemeral=True)
+            if version == NODE_ABSENT:
+                await self._store.put(path, value, NODE_ABSENT, ephemeral=True)
             else:  # a new node: an ephemeral one stays in the session that made it
-                await self._store.commit([DeleteNode(path, version), PutNode(path, value, ABSENT, ephemeral=True)])
+                await self._store.commit([DeleteNode(path, version), PutNode(path, value, NODE_ABSENT, ephemeral=True)])
         except (NodeExists, BadVersion):
             return False
         except MagnetarError as error:
@@ -459,13 +462,13 @@ class Ownership:
 
     async def _reclaim_path(self, path: str) -> bool:
         mine = encode_record(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(OWNERSHIP_ATTEMPTS_MAX):
             node = await self._store.get(path)
             if node is not None and node.value != mine:
                 return False
             there = [] if node is None else [DeleteNode(path, node.version)]  # of the session that was lost
             try:
-                await self._store.commit([*there, PutNode(path, mine, ABSENT, ephemeral=True)])
+                await self._store.commit([*there, PutNode(path, mine, NODE_ABSENT, ephemeral=True)])
             except BadVersion:
                 continue
             return True
@@ -554,11 +557,11 @@ def _path_of(topic: TopicName, number: int, bundles: int) -> str:
     return paths.bundle_owner(topic.tenant, topic.namespace, make_bundle_name(number, bundles))
 
 
-METADATA_S = 2.0
+METADATA_ANSWER_WAIT_S = 2.0
 """Seconds to wait for the lists: a thousand records take one."""
-METADATA_AWAY_S = 5.0
+METADATA_SILENCE_S_MAX = 5.0
 """Seconds without an answer from which the metadata is called away; before, it is late. It is asked each second."""
-MEMBERS_S = 60.0
+SERVER_LISTS_REFRESH_S = 60.0
 """Seconds between two readings by a broker that is not asked: of 100 brokers and 100 bookies, 350 reads a second."""
 
 
@@ -591,22 +594,22 @@ class LastReadServerLists:
         for _ in range(2):
             try:
                 if store is not None:
-                    async with asyncio.timeout(METADATA_S):
+                    async with asyncio.timeout(METADATA_ANSWER_WAIT_S):
                         return await self._read(store)
             except (MagnetarError, TimeoutError) as error:
                 _LOG.debug("the lists of brokers and bookies are not read: %s", error or "too slow")
-            if self._use.silent_s >= METADATA_AWAY_S:
+            if self._use.silent_s >= METADATA_SILENCE_S_MAX:
                 break
-        if self._use.silent_s < METADATA_AWAY_S:
+        if self._use.silent_s < METADATA_SILENCE_S_MAX:
             return self._last._replace(late=True)
         return self._last._replace(away_ms=max(1, self._clock.wall_ms() - round(1000 * self._use.silent_s)))
 
     async def _read(self, store: MetadataStore) -> RegisteredServers:
-        started = await store.children(paths.STARTED)
+        started = await store.children(paths.STARTED_BROKERS)
         brokers, bookies = await list_brokers(store), await list_bookies(store)
         died = tuple(
-            self._as_last_seen(each) for each, _ in await list_died_brokers(store, started, brokers)
-            if not is_broker_back(each, brokers)
+            self._as_last_seen(each) for each, _ in await list_dead_brokers(store, started, brokers)
+            if not has_broker_restarted(each, brokers)
         )  # fmt: skip
         now_ms = self._clock.wall_ms()
         names = set(map(paths.decode_segment, started))
@@ -620,16 +623,17 @@ class LastReadServerLists:
 
     async def update_last_seen_records(self, store: MetadataStore) -> None:
         """Called periodically. Stores when this broker saw a broker last that has died since, so that others know it
-        too. Deletes the records of brokers with random names that are back, and the oldest ones above STARTED_MAX. What
-        another broker changes meanwhile stays as that one has it. Raises the errors of the metadata."""
-        started = await store.children(paths.STARTED)
+        too. Deletes the records of brokers with random names that are back, and the oldest ones above
+        DEAD_BROKER_RECORDS_MAX. What another broker changes meanwhile stays as that one has it. Raises the errors of
+        the metadata."""
+        started = await store.children(paths.STARTED_BROKERS)
         brokers = await list_brokers(store)
-        died = await list_died_brokers(store, started, brokers)
+        died = await list_dead_brokers(store, started, brokers)
         died.sort(key=lambda each: each[0].seen_ms, reverse=True)
         for number, (record, version) in enumerate(died):
             path, seen = paths.started_broker(record.broker), self._as_last_seen(record)
             with contextlib.suppress(BadVersion):
-                if number >= STARTED_MAX or is_broker_back(record, brokers):
+                if number >= DEAD_BROKER_RECORDS_MAX or has_broker_restarted(record, brokers):
                     await store.commit([DeleteNode(path, version)])
                 elif seen != record:
                     await store.put(path, encode_record(seen, path), version)

@@ -34,7 +34,7 @@ from ...metadata.store import MetadataStore, NodeChanged, WatchReset, get_record
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import Policies, check_policies, fill_retention, merge_policies, remove_policies
+from ...proto.policies import Policies, check_policies, complete_retention_pairs, merge_policies, remove_policies
 from ...runtime.tasks import Supervisor
 from ..common.config import (
     RuntimeSettings,
@@ -46,12 +46,12 @@ from .catalog import Catalog
 
 _LOG = logging.getLogger("magnetar.broker")
 
-READ_AT_ONCE = 100
+POLICIES_READ_AT_ONCE = 100
 """Records of topics that are read at a time when a namespace is read."""
 WATCH_RETRY_S = 1.0
 """Seconds until a broken watch is started again."""
 
-NONE = Policies()
+NO_POLICIES = Policies()
 _AS_THEY_WERE = "policies as they were are used until they can be read: %s"
 
 
@@ -118,7 +118,7 @@ class PolicyCache:
         """Reads the policies that are set for the topic itself from the metadata, and returns them; without `topic`,
         for the namespace `name` itself; without both, for all brokers. Inherited policies are not included."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
-        return NONE if found is None else found[0].policies
+        return NO_POLICIES if found is None else found[0].policies
 
     async def _namespace(self, name: NamespaceName) -> _Namespace:
         found = self._known.get(name)
@@ -132,10 +132,12 @@ class PolicyCache:
         own = await self.read_uninherited_policies(name, None)
         local = [paths.decode_segment(each) for each in await self._metadata.children(_path(name, None))]
         topics: dict[str, Policies] = {}
-        for start in range(0, len(local), READ_AT_ONCE):
-            some = local[start : start + READ_AT_ONCE]
+        for start in range(0, len(local), POLICIES_READ_AT_ONCE):
+            some = local[start : start + POLICIES_READ_AT_ONCE]
             found = await asyncio.gather(*[self.read_uninherited_policies(name, _topic(name, each)) for each in some])
-            topics.update((each, policies) for each, policies in zip(some, found, strict=True) if policies != NONE)
+            topics.update(
+                (each, policies) for each, policies in zip(some, found, strict=True) if policies != NO_POLICIES
+            )
         known = self._known[name] = _Namespace(own, topics, resolve_policies_in_force(self.defaults, own))
         return known
 
@@ -161,7 +163,9 @@ class PolicyCache:
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
-            policies = check_policies(fill_retention(merge_policies(remove_policies(record.policies, *remove), given)))
+            policies = check_policies(
+                complete_retention_pairs(merge_policies(remove_policies(record.policies, *remove), given))
+            )
             return msgspec.structs.replace(record, policies=policies)
 
         found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
@@ -263,7 +267,7 @@ class PolicyCache:
         else:
             own = await self.read_uninherited_policies(name, _topic(name, local))
             known.topics.pop(local, None)
-            if own != NONE:
+            if own != NO_POLICIES:
                 known.topics[local] = own
         self._changed(name)
 
@@ -283,7 +287,7 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 # --------------------------------------------------------------------------------------------------- topic_watch
 # The topics of a namespace and each change of them, from the metadata: the content of WatchTopics.
 #
-#     async for fact in TopicWatcher(store, catalog).watch_namespace(namespace, after_revision): …
+#     async for fact in TopicWatcher(store, catalog).watch_topics_of_namespace(namespace, after_revision): …
 #
 # First yields all topics (`TopicsListed`), unless the caller names the last revision that it got; then each
 # `TopicAdded` and `TopicRemoved`, in the order of the changes, and `TopicsListed` again if the history of the metadata
@@ -296,7 +300,7 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 # tests/broker/cluster/test_topic_watch.py.
 
 
-WAITING_MAX = 1000
+QUEUED_CHANGES_MAX = 1000
 """Most changes that wait for a slow receiver; then the watch of the metadata waits too."""
 
 
@@ -324,7 +328,7 @@ class TopicRemoved(NamedTuple):
     revision: int
 
 
-Told = TopicsListed | TopicAdded | TopicRemoved
+TopicListChange = TopicsListed | TopicAdded | TopicRemoved
 
 
 class TopicWatcher:
@@ -334,9 +338,9 @@ class TopicWatcher:
         self._store = store
         self._catalog = catalog
 
-    async def watch_namespace(
+    async def watch_topics_of_namespace(
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
-    ) -> AsyncIterator[Told]:
+    ) -> AsyncIterator[TopicListChange]:
         """Yields the list of all topics of the namespace, and then each change of the list, until the caller closes the
         generator. If `after_revision` is given, yields only the changes after that revision of the metadata. Raises
         NamespaceNotFound if the namespace does not exist; with `tell_missing` False, it then counts as a namespace
@@ -350,7 +354,7 @@ class TopicWatcher:
             paths.partitioned_topics(namespace.tenant, namespace.namespace),
         )
         seen = dict.fromkeys(prefixes, revision)
-        waiting: asyncio.Queue[tuple[str, NodeChanged | WatchReset] | BaseException] = asyncio.Queue(WAITING_MAX)
+        waiting: asyncio.Queue[tuple[str, NodeChanged | WatchReset] | BaseException] = asyncio.Queue(QUEUED_CHANGES_MAX)
         tasks = [asyncio.create_task(self._follow(prefix, revision, waiting)) for prefix in prefixes]
         try:
             while True:

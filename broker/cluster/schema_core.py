@@ -32,16 +32,23 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
 from google.protobuf.message import DecodeError
 
 from ...proto.errors import InvalidSchema
-from ...proto.schema import AVRO_LIKE, DEFINITION_BYTES_MAX, Compatibility, SchemaInfo, SchemaType, split_key_value
+from ...proto.schema import (
+    AVRO_DEFINED_TYPES,
+    DEFINITION_BYTES_MAX,
+    Compatibility,
+    SchemaInfo,
+    SchemaType,
+    split_key_value,
+)
 
-DEPTH_MAX = 64
-FIELDS_MAX = 10_000
+SCHEMA_DEPTH_MAX = 64
+SCHEMA_FIELDS_MAX = 10_000
 """Most fields, branches, symbols and aliases of a definition together."""
-NAME_MAX = 512
+FULL_NAME_CHARACTERS_MAX = 512
 """Most characters of a full name: the canonical form repeats the namespace in each name."""
 
-PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-NAMED = ("record", "error", "enum", "fixed")
+AVRO_PRIMITIVE_TYPES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+AVRO_NAMED_TYPES = ("record", "error", "enum", "fixed")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _UNTOLD = ("doc", "aliases", "namespace")
 """Members that `encode_canonical_schema` leaves out; the namespace is part of the full names."""
@@ -104,11 +111,11 @@ def parse_avro_types(loaded: Any) -> AvroType:
 class _Parser:
     def __init__(self) -> None:
         self._named: dict[str, AvroType] = {}
-        self._left = FIELDS_MAX
+        self._left = SCHEMA_FIELDS_MAX
 
     def type(self, of: Any, namespace: str, where: str, depth: int) -> AvroType:
-        if depth > DEPTH_MAX:
-            raise InvalidSchema(f"{where}: the schema is deeper than {DEPTH_MAX} types")
+        if depth > SCHEMA_DEPTH_MAX:
+            raise InvalidSchema(f"{where}: the schema is deeper than {SCHEMA_DEPTH_MAX} types")
         if isinstance(of, str):
             return self._by_name(of, namespace, where)
         if isinstance(of, list):
@@ -118,7 +125,7 @@ class _Parser:
         kind = of.get("type")
         if isinstance(kind, (dict, list)):
             return self.type(kind, namespace, where, depth + 1)
-        if kind in NAMED:
+        if kind in AVRO_NAMED_TYPES:
             return self._new(of, "record" if kind == "error" else kind, namespace, where, depth)
         if kind in ("array", "map"):
             node = AvroType(kind)
@@ -133,7 +140,7 @@ class _Parser:
         return _logical(of, node)
 
     def _by_name(self, name: str, namespace: str, where: str) -> AvroType:
-        if name in PRIMITIVES:
+        if name in AVRO_PRIMITIVE_TYPES:
             return AvroType(name)
         found = self._named.get(_full(name, namespace)) or self._named.get(name)
         if found is None:
@@ -159,9 +166,11 @@ class _Parser:
         if not isinstance(space, str) or (space and not _NAME.fullmatch(space)):
             raise InvalidSchema(f"{where}: the namespace {space!r:.100} is no name")
         full = _full(name, space)
-        if len(full) > NAME_MAX:
-            raise InvalidSchema(f"{where}: a full name of {len(full)} characters; it has {NAME_MAX} at most")
-        if full in PRIMITIVES:
+        if len(full) > FULL_NAME_CHARACTERS_MAX:
+            raise InvalidSchema(
+                f"{where}: a full name of {len(full)} characters; it has {FULL_NAME_CHARACTERS_MAX} at most"
+            )
+        if full in AVRO_PRIMITIVE_TYPES:
             raise InvalidSchema(f"{where}: {full!r} is Avro's own type, and names no other")
         if full in self._named:
             raise InvalidSchema(f"{where}: the type {full!r} is defined twice")
@@ -208,7 +217,7 @@ class _Parser:
     def _aliases(self, of: dict[str, Any], where: str) -> tuple[str, ...]:
         aliases = of.get("aliases") or []
         if not isinstance(aliases, list) or not all(
-            isinstance(each, str) and len(each) <= NAME_MAX for each in aliases
+            isinstance(each, str) and len(each) <= FULL_NAME_CHARACTERS_MAX for each in aliases
         ):
             raise InvalidSchema(f"{where}: aliases are a list of names")
         self._count(len(aliases), where)
@@ -217,7 +226,9 @@ class _Parser:
     def _count(self, more: int, where: str) -> None:
         self._left -= more
         if self._left < 0:
-            raise InvalidSchema(f"{where}: the schema has over {FIELDS_MAX} fields, branches, symbols and aliases")
+            raise InvalidSchema(
+                f"{where}: the schema has over {SCHEMA_FIELDS_MAX} fields, branches, symbols and aliases"
+            )
 
 
 def _logical(of: dict[str, Any], node: AvroType) -> AvroType:
@@ -236,9 +247,10 @@ def _full(name: str, namespace: str) -> str:
 
 def _name_in(of: dict[str, Any], where: str) -> str:
     name = of.get("name")
-    if not isinstance(name, str) or len(name) > NAME_MAX or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or len(name) > FULL_NAME_CHARACTERS_MAX or not _NAME.fullmatch(name):
         raise InvalidSchema(
-            f"{where}: {name!r:.100} is no name: letters, digits and _, parts with dots between, {NAME_MAX} characters"
+            f"{where}: {name!r:.100} is no name: letters, digits and _, parts with dots between, "
+            f"{FULL_NAME_CHARACTERS_MAX} characters"
         )
     return name
 
@@ -261,12 +273,12 @@ def encode_sorted_json(loaded: Any) -> bytes:
 def _canonical(of: Any, namespace: str) -> Any:
     """Returns the canonical form of a type."""
     if isinstance(of, str):
-        return of if of in PRIMITIVES else _full(of, namespace)
+        return of if of in AVRO_PRIMITIVE_TYPES else _full(of, namespace)
     if isinstance(of, list):
         return [_canonical(each, namespace) for each in of]
     kind = of["type"]
     rest = {name: value for name, value in of.items() if name not in _UNTOLD}
-    if kind in NAMED:
+    if kind in AVRO_NAMED_TYPES:
         rest["name"] = _full(of["name"], of.get("namespace", namespace))
         namespace = rest["name"].rpartition(".")[0]
         if kind in ("record", "error"):
@@ -300,7 +312,7 @@ def _canonical_field(of: dict[str, Any], namespace: str) -> dict[str, Any]:
 # PAIRS_MAX bounds the work for schemas with many unions. Guarding tests: tests/broker/cluster/test_compatibility.py.
 
 
-PAIRS_MAX = 100_000
+COMPARED_PAIRS_MAX = 100_000
 """Most pairs of types, fields and symbols that are compared."""
 
 _PROMOTED = {
@@ -341,8 +353,10 @@ class _Comparison:
 
     def _count(self, more: int) -> None:
         self._compared += more
-        if self._compared > PAIRS_MAX:
-            raise InvalidSchema(f"the schemas have over {PAIRS_MAX} pairs of types: use fewer branches in unions")
+        if self._compared > COMPARED_PAIRS_MAX:
+            raise InvalidSchema(
+                f"the schemas have over {COMPARED_PAIRS_MAX} pairs of types: use fewer branches in unions"
+            )
 
     def _of(self, reader: AvroType, writer: AvroType, where: str) -> str | None:
         if writer.kind == "union":
@@ -413,7 +427,7 @@ def _at(where: str, why: str) -> str:
 # ---------------------------------------------------------------------------------------------------- definition
 
 
-TEXT_MAX = 64 << 10
+NAME_AND_PROPERTIES_MAX = 64 << 10
 """Most characters of a schema's name and properties: together with its definition they must fit into a metadata value.
 """
 _NEVER = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
@@ -446,11 +460,15 @@ class CheckedSchemaDefinition(NamedTuple):
         and its place. A schema of type NONE or AUTO_CONSUME is not valid here."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
-        if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
-            raise InvalidSchema(f"a schema's name and properties have {size} characters; they have {TEXT_MAX} at most")
+        if (
+            size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())
+        ) > NAME_AND_PROPERTIES_MAX:
+            raise InvalidSchema(
+                f"a schema's name and properties have {size} characters; they have {NAME_AND_PROPERTIES_MAX} at most"
+            )
         if info.type in _NEVER:
             raise InvalidSchema(f"a schema of type {info.type.name} is not registered")
-        if info.type in AVRO_LIKE:
+        if info.type in AVRO_DEFINED_TYPES:
             return cls._avro(info)
         if info.type is SchemaType.PROTOBUF_NATIVE:
             return cls(info, _hash(info, info.data), root=_root_of(info.data))

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
-from ...metadata.store import ABSENT, DeleteNode, MetadataStore, Operation, get_record, make_put_operation
+from ...metadata.store import NODE_ABSENT, CommitOperation, DeleteNode, MetadataStore, get_record, make_put_operation
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import (
     BadVersion,
@@ -45,16 +45,16 @@ from ..common.retry import LastMetadataAnswers
 if TYPE_CHECKING:
     from .schema_core import CheckedSchemaDefinition
 
-VERSIONS_MAX = 1000
+SCHEMA_VERSIONS_MAX = 1000
 """Most versions of a topic: their list is one record of the metadata."""
-ATTEMPTS_MAX = 50
+REGISTER_ATTEMPTS_MAX = 50
 """Attempts to change the list of versions, while others change it too."""
-READ_AT_ONCE = 20
-LONG_BYTES = 16 << 10
+SCHEMAS_READ_AT_ONCE = 20
+THREAD_SCHEMA_BYTES = 16 << 10
 """If the definitions to compare have more bytes together, they are compared in a thread."""
-TOGETHER_BYTES_MAX = 4 << 20
+COMPARED_BYTES_MAX = 4 << 20
 """Most bytes of all versions that are listed at once, or compared with a new schema in a transitive mode."""
-CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
+CACHED_SCHEMAS_MAX, CACHED_SCHEMA_BYTES_MAX = 256, 64 << 10
 """Most definitions in the cache, and most bytes of one: clients ask for the same ones again and again."""
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class SchemaRegistry:
                 return each.version
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
-    async def why_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
+    async def why_schema_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
         """Returns the reason why the schema could not be registered for the topic under the compatibility `mode`; None
         if it could. Registers nothing. Raises InvalidSchema if `info` is not a valid schema; NotAllowed if there are
         too many bytes to compare."""
@@ -181,7 +181,7 @@ class SchemaRegistry:
         to compare; OutcomeUnknown if it may be registered after ATTEMPTS_MAX attempts."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(REGISTER_ATTEMPTS_MAX):
             record, revision = await (self._list(topic) if attempt or by_hand else self._last_list(topic))
             live = _live(record)
             if same := next((each for each in live if each.fingerprint == asked.fingerprint), None):
@@ -205,9 +205,10 @@ class SchemaRegistry:
     async def _put(
         self, topic: TopicName, record: SchemaListRecord, revision: int, new: CheckedSchemaDefinition, user: str
     ) -> int:
-        if len(record.schemas) >= VERSIONS_MAX:
+        if len(record.schemas) >= SCHEMA_VERSIONS_MAX:
             raise NotAllowed(
-                f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
+                f"topic {topic.base} has {SCHEMA_VERSIONS_MAX} versions of its schema: delete them with force",
+                topic=topic,
             )
         number, now_ms = record.next, self._world.clock.wall_ms()
         entry = SchemaEntry(version=number, fingerprint=new.fingerprint, created_ms=now_ms, user=user)
@@ -217,7 +218,7 @@ class SchemaRegistry:
             make_put_operation(_path(topic), changed, revision),
             make_put_operation(_path(topic, number), SchemaRecord(
                 type=given.type, name=given.name, data=given.data, properties=given.properties
-            ), ABSENT),
+            ), NODE_ABSENT),
         ])  # fmt: skip
         self._lists.store_answer(topic.base, (changed, versions[0]))
         return number
@@ -226,12 +227,14 @@ class SchemaRegistry:
         """Marks all versions of the topic's schema as deleted. If `force` is True, also deletes their definitions.
         Returns the number of the newest version; None if the topic had no schema. Raises OutcomeUnknown if others
         change the schemas during each of ATTEMPTS_MAX attempts."""
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(REGISTER_ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
                 return None
             left = () if force else tuple(replace(each, deleted=True) for each in record.schemas)
-            operations: list[Operation] = [make_put_operation(_path(topic), replace(record, schemas=left), revision)]
+            operations: list[CommitOperation] = [
+                make_put_operation(_path(topic), replace(record, schemas=left), revision)
+            ]
             operations += [DeleteNode(_path(topic, each.version)) for each in record.schemas if force]
             try:
                 await self._store.commit(operations)
@@ -242,15 +245,15 @@ class SchemaRegistry:
             return record.schemas[-1].version
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
-    async def commit_topic_deletion(
-        self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]
+    async def delete_schemas_with_topic(
+        self, topic: TopicName, commit: Callable[[Sequence[CommitOperation]], Awaitable[None]]
     ) -> None:
         """Calls `commit`, which deletes a topic, with the operations that delete the topic's schemas in the same
         commit. If the schemas stayed, a later topic of this name could give one of their version numbers to another
         schema. The schemas of a non-persistent topic are not deleted, because such a topic ends whenever it is unused.
         Raises BadVersion if the topic itself has changed, Busy if its schemas change during each of ATTEMPTS_MAX
         attempts."""
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(REGISTER_ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())
             except BadVersion as error:
@@ -262,11 +265,11 @@ class SchemaRegistry:
             return
         raise Busy(f"the schemas of topic {topic.base} change all the time; delete it again", topic=topic)
 
-    async def _deletes(self, topic: TopicName) -> list[Operation]:
+    async def _deletes(self, topic: TopicName) -> list[CommitOperation]:
         """Returns the operations that delete all schemas of a topic; they fail with BadVersion if one is registered
         meanwhile."""
         record, revision = await self._list(topic)
-        if revision == ABSENT:
+        if revision == NODE_ABSENT:
             return []
         return [
             DeleteNode(_path(topic), revision),
@@ -276,12 +279,12 @@ class SchemaRegistry:
     async def delete_namespace_schemas(self, name: NamespaceName) -> None:
         """Deletes the schemas that remain after a namespace was deleted: schemas of topics that never existed, and of
         non-persistent topics. Raises OutcomeUnknown if others keep changing them."""
-        for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
+        for each in await self._store.children(paths.schemas_of_namespace(name.tenant, name.namespace)):
             domain, _, local = paths.decode_segment(each).rpartition("/")
             await self._delete_versions(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
 
     async def _delete_versions(self, topic: TopicName) -> None:
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(REGISTER_ATTEMPTS_MAX):
             if not (deletes := await self._deletes(topic)):
                 return
             try:
@@ -299,13 +302,13 @@ class SchemaRegistry:
 
     async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
         found = await get_record(self._store, _path(topic), SchemaListRecord)
-        return (SchemaListRecord(), ABSENT) if found is None else found
+        return (SchemaListRecord(), NODE_ABSENT) if found is None else found
 
     async def _versions(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
         """Reads versions, without those that are deleted meanwhile. Raises SchemaNotFound if none is left."""
         found: list[SchemaInfo | None] = []
-        for start in range(0, len(entries), READ_AT_ONCE):
-            some = entries[start : start + READ_AT_ONCE]
+        for start in range(0, len(entries), SCHEMAS_READ_AT_ONCE):
+            some = entries[start : start + SCHEMAS_READ_AT_ONCE]
             found += await asyncio.gather(*[self._definition(topic, each) for each in some])
         versions = [
             SchemaVersion(
@@ -326,9 +329,9 @@ class SchemaRegistry:
             known = SchemaInfo(
                 type=SchemaType(record.type), data=record.data, name=record.name, properties=record.properties
             )
-            if len(known.data) <= CACHED_BYTES_MAX:
+            if len(known.data) <= CACHED_SCHEMA_BYTES_MAX:
                 self._definitions[key] = known
-            if len(self._definitions) > CACHED_MAX:
+            if len(self._definitions) > CACHED_SCHEMAS_MAX:
                 del self._definitions[next(iter(self._definitions))]
         return known
 
@@ -349,13 +352,13 @@ class SchemaRegistry:
         are too large."""
         found: list[SchemaVersion] = []
         size = 0
-        for start in range(0, len(entries), READ_AT_ONCE):
-            some = await self._versions(topic, entries[start : start + READ_AT_ONCE])
+        for start in range(0, len(entries), SCHEMAS_READ_AT_ONCE):
+            some = await self._versions(topic, entries[start : start + SCHEMAS_READ_AT_ONCE])
             found += some
             size += sum(len(each.info.data) for each in some)
-            if size > TOGETHER_BYTES_MAX and len(entries) > 1:
+            if size > COMPARED_BYTES_MAX and len(entries) > 1:
                 raise NotAllowed(
-                    f"the versions of topic {topic.base} have over {TOGETHER_BYTES_MAX} bytes together: {instead}",
+                    f"the versions of topic {topic.base} have over {COMPARED_BYTES_MAX} bytes together: {instead}",
                     topic=topic,
                 )
         return found
@@ -380,7 +383,7 @@ class SchemaRegistry:
     async def _run(self, work: Callable[[], T], size: int) -> T:
         """Runs `work`, in a worker thread if the schema is large, and returns its result. A caller that is cancelled
         waits until the thread has finished `work`."""
-        if size <= LONG_BYTES:
+        if size <= THREAD_SCHEMA_BYTES:
             return work()
         worker = self._world.workers.start("schema")
         try:

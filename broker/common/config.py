@@ -2,8 +2,8 @@
 performance. The comment of each setting says what it limits and what it costs.
 
 Also in this file: the policies in force for a topic, which are resolved from the policies of the topic, its namespace
-and the broker (`resolve_policies_in_force`); and the settings that can change while brokers run (`DYNAMIC`,
-`RuntimeSettings`)."""
+and the broker (`resolve_policies_in_force`); and the settings that can change while brokers run
+(`CHANGEABLE_POLICY_NAMES`, `RuntimeSettings`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ...ledger.handle import ENTRY_BYTES_MAX
 from ...proto.applied import AppliedPolicies, Limit
 from ...proto.errors import InvalidConfiguration
-from ...proto.policies import RETENTIONS, Policies, fill_retention
+from ...proto.policies import RETENTION_FIELD_PAIRS, Policies, complete_retention_pairs
 from ...proto.states import COORDINATORS_MAX
 from ...runtime.network import Endpoint
 
@@ -26,11 +26,11 @@ Positive = Annotated[int, Meta(ge=1)]
 
 Seconds = Annotated[float, Meta(gt=0)]
 
-MetricsTopics = Literal["auto", "all", "namespace", "none"]
+MetricsLevel = Literal["auto", "all", "namespace", "none"]
 OnOff = Literal["on", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-LISTEN = Endpoint("127.0.0.1", 7650)
+DEFAULT_LISTEN_ENDPOINT = Endpoint("127.0.0.1", 7650)
 MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
 """Largest message that a ledger takes, without what the broker puts in front. The log's entry ids are those of the
 ledger only as long as the ledger refuses no entry for its size."""
@@ -54,7 +54,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     share_group: str = ""  # brokers of one group share what any is asked for; `magnetar broker`: those of `cluster`
     cluster: str = "magnetar"  # what `allowed_clusters` of a tenant name
     authorization_allow_wildcards_matching: bool = False  # a role of a grant may be a pattern: `team-*`, `*-reader`
-    listen: Endpoint = LISTEN  # where clients connect; port 0 takes a free one
+    listen: Endpoint = DEFAULT_LISTEN_ENDPOINT  # where clients connect; port 0 takes a free one
     advertised: Endpoint | None = None  # what lookups answer; none: the address that it listens at
     pulsar_listen: Endpoint | None = None  # where clients of Pulsar connect; port 0 takes a free one; none: nowhere
     pulsar_listeners: str = ""  # what their look-ups answer: NAME:URL,NAME:URL; none: as advertised; the first: to all
@@ -65,7 +65,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
     namespace_bundles: Positive = 32  # of new namespaces: so many brokers may share one; a node each, in use
     auto_topic_creation: bool = True  # a topic is made at its first look-up
-    metrics_topics: MetricsTopics = "auto"  # on the page of metrics: auto, all, namespace, none (docs/metrics.md)
+    metrics_topics: MetricsLevel = "auto"  # on the page of metrics: auto, all, namespace, none (docs/metrics.md)
     balance: OnOff = "on"  # brokers of a share_group move bundles to the less busy ones; a request each 10 s
     link_bytes_s: Limit = 0  # what its network carries a second: the balance counts a broker's share; 0: not counted
     max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
@@ -141,15 +141,15 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     def fill_values(values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns `values`, the settings that the user gave by name, with each incomplete retention completed. A
         retention is a pair of settings, a time and a size; if only one of the two is given, the other gets the value
-        that `fill_retention` gives it in policies."""
-        given = {name: values.get(name) for pair in RETENTIONS for name in pair}
-        filled = fill_retention(Policies(**given))
+        that `complete_retention_pairs` gives it in policies."""
+        given = {name: values.get(name) for pair in RETENTION_FIELD_PAIRS for name in pair}
+        filled = complete_retention_pairs(Policies(**given))
         return {**values, **{name: getattr(filled, name) for name in given if getattr(filled, name) is not None}}
 
     def validate(self) -> None:
         """Checks the settings and their relations to each other. Raises InvalidConfiguration for the first invalid
         setting."""
-        for pair in RETENTIONS:
+        for pair in RETENTION_FIELD_PAIRS:
             minutes, mib = (getattr(self, name) for name in pair)
             if (minutes == 0) != (mib == 0):
                 raise InvalidConfiguration(
@@ -222,7 +222,7 @@ class LedgerReplication(msgspec.Struct, frozen=True):
         return f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"
 
 
-Policy = Callable[[], Awaitable[LedgerReplication]]
+GetReplicationPolicy = Callable[[], Awaitable[LedgerReplication]]
 """Returns the replication of the next ledger. It is called before each new ledger, so a changed policy applies from the
 next ledger on."""
 
@@ -232,17 +232,17 @@ next ledger on."""
 #
 # `AppliedPolicies` (proto/applied.py) is a value: code that decides by a policy reads `topic.applied` anew each time
 # and never keeps a field of it. The broker's own level is its configuration, which has the same fields
-# (`BrokerConfig`), and what was changed of it for all brokers while they run (`DYNAMIC`).
+# (`BrokerConfig`), and what was changed of it for all brokers while they run (`CHANGEABLE_POLICY_NAMES`).
 # Inheritance is by field, but what is only sensible together is set together (`check` in proto/policies.py: both
 # retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy applies to the next
 # decision, without a restart or an unload; what was decided before stays.
 # Guarding test: tests/broker/common/test_applied.py.
 
 
-NAMES = AppliedPolicies.__struct_fields__
-FIXED = ("max_message_bytes", "ensemble_size", "write_quorum", "ack_quorum")
+APPLIED_POLICY_NAMES = AppliedPolicies.__struct_fields__
+UNCHANGEABLE_SETTINGS = ("max_message_bytes", "ensemble_size", "write_quorum", "ack_quorum")
 """Settings of a broker that hold while it runs: its frames are as large, and its own ledgers have as many copies."""
-DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
+CHANGEABLE_POLICY_NAMES = tuple(name for name in APPLIED_POLICY_NAMES if name not in UNCHANGEABLE_SETTINGS)
 """Names of the policies that can change while brokers run, for all at once (PolicyCache)."""
 
 
@@ -251,19 +251,19 @@ class RuntimeSettings(msgspec.Struct, frozen=True):
     None has, at each broker, the value of its own configuration."""
 
     log_level: LogLevel | None = None  # of the whole process; debug costs processor time
-    metrics_topics: MetricsTopics | None = None
+    metrics_topics: MetricsLevel | None = None
     auto_topic_creation: bool | None = None
     balance: OnOff | None = None
 
 
-RUNTIME = RuntimeSettings.__struct_fields__
+RUNTIME_SETTING_NAMES = RuntimeSettings.__struct_fields__
 
 
 def parse_runtime_settings(texts: Mapping[str, str]) -> RuntimeSettings:
     """Returns the runtime settings that are stored in `texts`, which has the stored values by name. A missing name
     gives None. So does a text that is not a valid value, because a later version may have stored it."""
     found = dict[str, Any]()
-    for name in RUNTIME:
+    for name in RUNTIME_SETTING_NAMES:
         with suppress(KeyError, msgspec.ValidationError):
             found[name] = getattr(msgspec.convert({name: texts[name]}, RuntimeSettings, strict=False), name)
     return RuntimeSettings(**found)
@@ -272,9 +272,9 @@ def parse_runtime_settings(texts: Mapping[str, str]) -> RuntimeSettings:
 def resolve_policies_in_force(broker: AppliedPolicies, *levels: Policies) -> AppliedPolicies:
     """Returns the policies in force. Each policy has the value of the last one of `levels` (namespace, then topic) that
     sets it, else the value of the broker. `max_message_bytes` never exceeds the broker's value."""
-    values = {name: getattr(broker, name) for name in NAMES}
+    values = {name: getattr(broker, name) for name in APPLIED_POLICY_NAMES}
     for level in levels:
-        for name in NAMES:
+        for name in APPLIED_POLICY_NAMES:
             value = getattr(level, name)
             if value is not None:
                 values[name] = value
@@ -282,13 +282,13 @@ def resolve_policies_in_force(broker: AppliedPolicies, *levels: Policies) -> App
     return AppliedPolicies(**values)
 
 
-def make_fully_set_policies(applied: AppliedPolicies) -> Policies:
+def make_policies_with_all_values(applied: AppliedPolicies) -> Policies:
     """Returns Policies in which no field is None: each field has its value in `applied`. This is the answer to a
     request for the policies in force."""
-    return Policies(**{name: getattr(applied, name) for name in NAMES})
+    return Policies(**{name: getattr(applied, name) for name in APPLIED_POLICY_NAMES})
 
 
-UNUSED_S = 60
+VOLATILE_UNUSED_S = 60
 """Seconds without producers and consumers after which a non-persistent topic ends, where no policy says otherwise."""
 
 
@@ -296,6 +296,6 @@ def adapt_policies_to_non_persistent(applied: AppliedPolicies) -> AppliedPolicie
     """Returns `applied`, adapted to a non-persistent topic. Such a topic stores nothing, so deduplication and
     compaction are off. It is deleted when it was unused for `inactive_s` seconds; UNUSED_S if no policy sets them."""
     return replace(
-        applied, inactive_s=applied.inactive_s or UNUSED_S, inactive_mode="delete_when_no_subscriptions",
+        applied, inactive_s=applied.inactive_s or VOLATILE_UNUSED_S, inactive_mode="delete_when_no_subscriptions",
         deduplication=False, compaction_threshold_bytes=0,
     )  # fmt: skip

@@ -35,8 +35,8 @@ from ...proto.errors import (
 )
 from ...proto.names import TopicName
 
-NOTHING = "nothing of it"
-REFUSED: Counter[enum.Enum] = Counter()
+NOTHING_KEPT = "nothing of it"
+REFUSAL_COUNTS: Counter[enum.Enum] = Counter()
 """How often this process refused something, by reason."""
 
 
@@ -45,7 +45,7 @@ class _Refusal(enum.Enum):
     kind: type[MagnetarError]
     kept: str
 
-    def __new__(cls, value: str, kind: type[MagnetarError], kept: str = NOTHING) -> _Refusal:
+    def __new__(cls, value: str, kind: type[MagnetarError], kept: str = NOTHING_KEPT) -> _Refusal:
         member = object.__new__(cls)
         member._value_, member.kind, member.kept = value, kind, kept
         return member
@@ -56,7 +56,7 @@ class _Refusal(enum.Enum):
         return type(self).__name__.removesuffix("Refusal").lower()
 
     def error(self, text: str = "", **facts: object) -> MagnetarError:
-        REFUSED[self] += 1
+        REFUSAL_COUNTS[self] += 1
         return self.kind(text or self.value, **facts)
 
 

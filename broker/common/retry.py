@@ -21,7 +21,7 @@ from ...runtime.clock import Clock
 # Rate-limits the log lines of a loop that retries: a line when the reason changes, and the same one after a while.
 
 
-AGAIN_S = 10.0
+SAME_REASON_LOG_INTERVAL_S = 10.0
 """Seconds after which an unchanged reason is logged again."""
 
 
@@ -40,7 +40,7 @@ class LogThrottle:
         """Returns True if the error should be logged: its class differs from the class of the last logged error, or
         AGAIN_S seconds have passed since then. If the result is True, the error counts as logged."""
         now = self._clock.monotonic()
-        if type(error) is self._reason and now - self._at < AGAIN_S:
+        if type(error) is self._reason and now - self._at < SAME_REASON_LOG_INTERVAL_S:
             return False
         self._reason, self._at = type(error), now
         return True
@@ -123,9 +123,9 @@ class SharedCallsByKey(Generic[K, T]):
 # is raised as ever. Guard: tests/broker/node/test_session_lost.py.
 
 
-PATIENCE_S = 1.0
+METADATA_WAIT_S = 1.0
 """Seconds to wait for the metadata: several times what its process needs for an answer under load."""
-ANSWERS_MAX = 10_000
+CACHED_ANSWERS_MAX = 10_000
 V = TypeVar("V")
 
 
@@ -145,7 +145,7 @@ class LastMetadataAnswers(Generic[K, V]):
             answer = await read()
         else:
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(METADATA_WAIT_S):
                     answer = await read()
             except (TimeoutError, Unavailable, ConnectionLost, SessionExpired):
                 if key not in self._answers:
@@ -159,8 +159,9 @@ class LastMetadataAnswers(Generic[K, V]):
         changed the object in the metadata. Of more than ANSWERS_MAX answers, the oldest tenth is removed."""
         self._answers.pop(key, None)
         self._answers[key] = answer
-        if len(self._answers) > ANSWERS_MAX:
-            for oldest in list(islice(self._answers, ANSWERS_MAX // 10)):  # a dictionary forgets its first slowly
+        if len(self._answers) > CACHED_ANSWERS_MAX:
+            # a dictionary forgets its first slowly
+            for oldest in list(islice(self._answers, CACHED_ANSWERS_MAX // 10)):
                 del self._answers[oldest]
 
     def discard(self, key: K) -> None:

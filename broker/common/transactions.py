@@ -1,5 +1,5 @@
-"""The interface between a topic and the transaction coordinators of the cluster (`Coordinators`). The topic calls it;
-the package broker/transaction/ implements it, for coordinators in this process and in others.
+"""The interface between a topic and the transaction coordinators of the cluster (`TransactionCoordinatorsPort`). The
+topic calls it; the package broker/transaction/ implements it, for coordinators in this process and in others.
 
 Rules
 - A topic joins a transaction **before** the first entry or acknowledgement of it is appended. A send or an
@@ -23,7 +23,7 @@ from ...proto.states import ForgottenOutcome, TxnId, TxnState
 from ...runtime.access import Principal, PrincipalKind
 
 
-def get_writable_transactions_role(principal: Principal) -> str | None:
+def get_required_transaction_role(principal: Principal) -> str | None:
     """Returns the role to which a transaction must belong so that the caller may write in it; None if the caller may
     write in the transactions of every role.
 
@@ -81,7 +81,7 @@ class ReportedTransaction(NamedTuple):
     """Seconds to its deadline."""
 
 
-class Coordinators(Protocol):
+class TransactionCoordinatorsPort(Protocol):
     """The interface through which a topic calls the transaction coordinators of the cluster. Implemented by the
     broker's client of coordinators (broker/transaction/), and by `NoCoordinators` where there are no transactions."""
 
@@ -92,7 +92,7 @@ class Coordinators(Protocol):
 
         `owner`: the role that writes in the transaction at that topic; InvalidRequest is raised if the transaction
         belongs to another role. `owner` is None for a caller that may write in every transaction
-        (`get_writable_transactions_role`), and for a topic that was loaded with entries of the transaction.
+        (`get_required_transaction_role`), and for a topic that was loaded with entries of the transaction.
 
         Never raises TransactionForgotten. Returns a ForgottenOutcome if the coordinator does not know the outcome any
         more. After DISCARDED a topic that lost no outcomes counts the transaction as aborted, because a coordinator

@@ -61,7 +61,7 @@ from ..session.summaries import (
     trace_message,
 )
 from ..session.topics import SchemaQueries
-from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
+from ..subscription.core.redelivery_backoff import TOPIC_PROPERTY as DEAD_LETTER_TOPIC
 from ..topic.statistics import estimate_backlog
 from ..topic.topic import Topic
 from . import translate
@@ -226,9 +226,9 @@ class SchemaAdminService:
 
 _LOG = logging.getLogger("magnetar.broker")
 
-PAGE_BYTES, PAGE_S = 1 << 20, 2.0
+STATS_PAGE_BYTES, STATS_PAGE_S = 1 << 20, 2.0
 """Size and time after which one reply with statistics of a namespace ends; the caller asks for the next page."""
-STATS_AT_ONCE = 32
+STATS_REQUESTS_AT_ONCE = 32
 """Topics of a namespace whose statistics are read at a time; for that they may have to be loaded."""
 
 
@@ -380,9 +380,9 @@ class AdminService:
         )
         names = [each for each in await self._administration.list_owned_topics(name, request.after) if shown(each)]
         clock = self._broker.world.clock
-        size, end_s, turns = 0, clock.monotonic() + PAGE_S, EventLoopSlices(clock)
-        for start in range(0, len(names), STATS_AT_ONCE):
-            part = names[start : start + STATS_AT_ONCE]
+        size, end_s, turns = 0, clock.monotonic() + STATS_PAGE_S, EventLoopSlices(clock)
+        for start in range(0, len(names), STATS_REQUESTS_AT_ONCE):
+            part = names[start : start + STATS_REQUESTS_AT_ONCE]
             if all(each in self._broker.loaded for each in part):  # then nothing waits, and no task is needed
                 stats = [await self._stats_of(each, request.brief) for each in part]
                 if turns.is_slice_used_up:
@@ -393,7 +393,7 @@ class AdminService:
                 if each is not None:
                     (found.brief_topics if request.brief else found.topics).append(each)
                     size += each.ByteSize()
-            if (size > PAGE_BYTES or clock.monotonic() > end_s) and part[-1] != names[-1]:
+            if (size > STATS_PAGE_BYTES or clock.monotonic() > end_s) and part[-1] != names[-1]:
                 found.next = part[-1]
                 break
         return found
@@ -564,7 +564,13 @@ class AdminService:
         return [describe_bookie(each) for each in await self._broker.list_bookies()]
 
 
-PARTS = (AdminService, MessageAdminService, SchemaAdminService, TransactionAdminService, HalfMessageAdminService)
+SERVICE_CLASSES = (
+    AdminService,
+    MessageAdminService,
+    SchemaAdminService,
+    TransactionAdminService,
+    HalfMessageAdminService,
+)
 """The Admin service: each of its rpcs is a method of one of them."""
 
 

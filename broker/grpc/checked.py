@@ -21,7 +21,7 @@ from ...proto.operations import OPERATIONS, Operation, Permission, PermissionRul
 from ...runtime.network import CallContext, find_rpc, list_rpc_names
 from ...runtime.tasks import Workers
 from ..access.authorizer import Authorizer, may_call_every_operation
-from ..access.table_core import RULES
+from ..access.table_core import PERMISSION_RULES
 from ..node.topic_manager import TopicManager
 
 # --------------------------------------------------------------------------------------------------------- later
@@ -29,7 +29,7 @@ from ..node.topic_manager import TopicManager
 # need. Guard: tests/cli/test_start.py.
 
 
-Method = Callable[[Any, Any], Awaitable[Any]]
+RpcMethod = Callable[[Any, Any], Awaitable[Any]]
 
 
 def make_rpc_handler_name(method: str) -> str:
@@ -37,7 +37,7 @@ def make_rpc_handler_name(method: str) -> str:
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
 
 
-def find_rpc_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
+def find_rpc_handlers(name: str, parts: Sequence[object]) -> dict[str, RpcMethod]:
     """Returns the bound methods that implement the rpcs of the service `name`, by the name of the method. `parts`: the
     objects that together implement the service; exactly one of them must have each method."""
     found = {}
@@ -57,12 +57,12 @@ class LazyService:
         self._workers = workers
         self._module = f"{__package__}.{module}"
         self._make = make
-        self._handlers: dict[str, Method] = {}
+        self._handlers: dict[str, RpcMethod] = {}
         for method in list_rpc_names(name):
             attribute = make_rpc_handler_name(method)
             setattr(self, attribute, self._method(attribute))
 
-    def _method(self, attribute: str) -> Method:
+    def _method(self, attribute: str) -> RpcMethod:
         async def call(asked: Any, context: Any) -> Any:
             if not self._handlers:
                 await self._workers.load(self._module)
@@ -76,9 +76,9 @@ class LazyService:
 def make_lazy_admin_service(broker: TopicManager) -> LazyService:
     """Returns a proxy for the gRPC service "Admin" that imports the service's module at its first call."""
     def make() -> Sequence[object]:
-        from .admin import PARTS
+        from .admin import SERVICE_CLASSES
 
-        return [part(broker) for part in PARTS]
+        return [part(broker) for part in SERVICE_CLASSES]
 
     return LazyService("Admin", broker.world.workers, "admin", make)
 
@@ -86,9 +86,9 @@ def make_lazy_admin_service(broker: TopicManager) -> LazyService:
 def make_lazy_transaction_service(broker: TopicManager) -> LazyService:
     """Returns a proxy for the gRPC service "Transactions" that imports the service's module at its first call."""
     def make() -> Sequence[object]:
-        from .transactions import PARTS
+        from .transactions import SERVICE_CLASSES
 
-        return [part(broker) for part in PARTS]
+        return [part(broker) for part in SERVICE_CLASSES]
 
     return LazyService("Transactions", broker.world.workers, "transactions", make)
 
@@ -96,13 +96,13 @@ def make_lazy_transaction_service(broker: TopicManager) -> LazyService:
 # ------------------------------------------------------------------------------------------------------- checked
 
 
-Handler = Callable[[Any, CallContext], Awaitable[Any]]
+RpcValueHandler = Callable[[Any, CallContext], Awaitable[Any]]
 
 _LOG = logging.getLogger("magnetar.broker.admin")
 
 ALL_SUBSCRIPTIONS_RPCS = ("Admin.SkipMessages", "Admin.ExpireMessages")
 """Rpcs that change every subscription of a topic if they do not name one: then they need the permission MANAGE."""
-LOOKS = re.compile(
+UNAUDITED_RPCS = re.compile(
     r"Broker\.|Transactions\.|"
     r"Admin\.(Check|Describe(?!Broker)|List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
 )
@@ -116,21 +116,21 @@ class AuthorizedService:
     this conversion."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
-        self.value_handlers: dict[str, Handler] = {}
+        self.value_handlers: dict[str, RpcValueHandler] = {}
         for method in list_rpc_names(name):
             path, attribute, target = f"{name}.{method}", make_rpc_handler_name(method), find_rpc(name, method)
             handler = getattr(service, attribute)
             if target.streaming:
-                assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"
+                assert any(each.partition(" ")[0] == path for each in PERMISSION_RULES), f"{path} has no rule"
             else:
-                handler = _checked(path, RULES[path], handler, access)
+                handler = _checked(path, PERMISSION_RULES[path], handler, access)
                 handler = self.value_handlers[method] = _logged(path, handler) if name == "Admin" else handler
                 if name == "Admin":
                     handler = _encoded(OPERATIONS[method], target.reply, handler)
             setattr(self, attribute, handler)
 
 
-def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) -> Handler:
+def _encoded(operation: Operation[Any], reply: type[Message], handler: RpcValueHandler) -> RpcValueHandler:
     async def call(request: Any, context: CallContext) -> Message:
         from ...proto.translation import make_reply_message  # with the service, which a start does not load
 
@@ -139,7 +139,7 @@ def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) 
     return call
 
 
-def _logged(path: str, handler: Handler) -> Handler:
+def _logged(path: str, handler: RpcValueHandler) -> RpcValueHandler:
     """Returns a handler that also writes each request, with its result, to the log if that has the level debug."""
     async def call(request: Any, context: CallContext) -> Any:
         result = "done"
@@ -154,8 +154,8 @@ def _logged(path: str, handler: Handler) -> Handler:
     return call
 
 
-def _checked(path: str, rule: PermissionRule, handler: Handler, access: Authorizer) -> Handler:
-    act = not LOOKS.match(path)
+def _checked(path: str, rule: PermissionRule, handler: RpcValueHandler, access: Authorizer) -> RpcValueHandler:
+    act = not UNAUDITED_RPCS.match(path)
 
     async def call(request: Any, context: CallContext) -> Any:
         if not may_call_every_operation(context.principal):
@@ -194,7 +194,7 @@ async def authorize_request(
     Unauthorized if the caller may not; InvalidName if a topic or namespace in the request has an invalid name;
     Unavailable if the grants cannot be read. `audited`: a refusal is written to the audit log."""
     if not may_call_every_operation(context.principal):
-        await _authorize(path, RULES[path], request, context, access, audited=audited)
+        await _authorize(path, PERMISSION_RULES[path], request, context, access, audited=audited)
 
 
 async def _authorize(

@@ -44,11 +44,11 @@ from .handlers import ConsumerHandler, Handler, ProducerHandler
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 
-DEFERRED_BYTES = 8 << 20
-QUEUE_BYTES = 4 << 20
-CONNECTION_BYTES = 8 << 20
-SHARE_BYTES = 64 << 10
-OUT_BYTES = 64 << 20
+DEFERRED_FRAMES_BYTES_MAX = 8 << 20
+CONSUMER_UNSENT_BYTES_MAX = 4 << 20
+CONNECTION_CROWDED_BYTES = 8 << 20
+CROWDED_CONSUMER_BYTES_MAX = 64 << 10
+UNSENT_ANSWERS_BYTES_MAX = 64 << 20
 SPLIT_BATCH_FRAMES_MIN = 24
 """If at least so many frames arrive together, the first half is published before the rest. Otherwise clients that wait
 for receipts all wait while the server works, and the server while they do: with 50 threads that send one by one, 8,950
@@ -56,10 +56,10 @@ instead of 7,900 messages a second (`small-sends`). Three parts cost more than t
 SPLIT_BATCH_LOOP_TURNS = 6
 """Turns of the event loop until a publish reaches the journal thread of a bookie in this process."""
 
-Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
+ConnectRpcStream = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
-async def serve_connect_stream(broker: TopicManager, stream: Connects, context: CallContext) -> None:
+async def serve_connect_stream(broker: TopicManager, stream: ConnectRpcStream, context: CallContext) -> None:
     """Serves one Connect stream of a client until the client or the broker ends the stream. If the client has finished
     sending, the requests in progress are answered before this function returns. All producers and consumers of the
     stream are ended in every case. Raises the error with which the stream was lost."""
@@ -67,7 +67,7 @@ async def serve_connect_stream(broker: TopicManager, stream: Connects, context: 
     await run_and_clean_up(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
 
 
-async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> None:
+async def _serve(connection: ConnectStream, stream: ConnectRpcStream, clock: Clock) -> None:
     handlers, now = connection.handlers, clock.monotonic
     try:
         while True:
@@ -94,7 +94,7 @@ class ConnectStream:
     """One Connect stream of a client: all of its producers and consumers, each with an id on the stream and a handler.
     `handlers`: the handlers of those that are open or being opened, by id."""
 
-    def __init__(self, broker: TopicManager, stream: Connects, caller: CallContext) -> None:
+    def __init__(self, broker: TopicManager, stream: ConnectRpcStream, caller: CallContext) -> None:
         self.broker = broker
         self.caller = caller
         self.stream = stream
@@ -149,7 +149,7 @@ class ConnectStream:
         """Adds `size` bytes to the size of the frames that wait to be handled; `size` is negative when frames were
         handled. Wakes `wait_room` when at most DEFERRED_BYTES are left."""
         self._deferred_bytes += size
-        if self._room is not None and self._deferred_bytes <= DEFERRED_BYTES:
+        if self._room is not None and self._deferred_bytes <= DEFERRED_FRAMES_BYTES_MAX:
             self._room.set_result(None)
             self._room = None
 
@@ -157,9 +157,9 @@ class ConnectStream:
         """Waits until the next frames may be read: until the unsent answers are about half of OUT_BYTES, if they were
         above it, and the deferred frames have at most DEFERRED_BYTES. Raises ConnectionLost if the connection is
         lost."""
-        if self.stream.queued_bytes > OUT_BYTES:
-            await self.stream.wait_sent(self.stream.sent_bytes + OUT_BYTES // 2)
-        while self._deferred_bytes > DEFERRED_BYTES:
+        if self.stream.queued_bytes > UNSENT_ANSWERS_BYTES_MAX:
+            await self.stream.wait_sent(self.stream.sent_bytes + UNSENT_ANSWERS_BYTES_MAX // 2)
+        while self._deferred_bytes > DEFERRED_FRAMES_BYTES_MAX:
             if self._room is None:
                 self._room = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._room,))
@@ -198,8 +198,8 @@ class ConnectStream:
         answers = self.broker.memory.answers
         if answers.held > answers.limit:
             return True
-        crowded = self.stream.queued_bytes > CONNECTION_BYTES or answers.held > answers.tight
-        return handler.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
+        crowded = self.stream.queued_bytes > CONNECTION_CROWDED_BYTES or answers.held > answers.tight
+        return handler.queued_bytes > (CROWDED_CONSUMER_BYTES_MAX if crowded else CONSUMER_UNSENT_BYTES_MAX)
 
     async def wait_drained(self, handler: ConsumerHandler) -> None:
         """Waits until about half of the handler's queued deliveries are sent and the memory limits permit more. Raises
@@ -284,13 +284,13 @@ class BrokerService:
         owner = _owner(found.owner) if found.owner is not None else None
         return wire.PartitionsReply(partitions=found.count, owner=owner)
 
-    async def connect(self, stream: Connects, context: CallContext) -> None:
+    async def connect(self, stream: ConnectRpcStream, context: CallContext) -> None:
         await serve_connect_stream(self._broker, stream, context)
 
-    async def read(self, stream: read.Reads, context: CallContext) -> None:
+    async def read(self, stream: read.ReadRpcStream, context: CallContext) -> None:
         await read.serve_read_stream(self._broker, stream, context)
 
-    async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
+    async def watch_topics(self, stream: watch.TopicWatchStream, context: CallContext) -> None:
         await watch.serve_topic_watch(self._topics, stream, context)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from ...proto import wire_pb2 as wire
 from ...proto.checksum import encode_varint
 from ...proto.errors import (
-    SAYS_LAST,
+    AWAITS_LAST_ACKS,
     BackPressure,
     ConnectionLost,
     InternalError,
@@ -41,7 +41,7 @@ from ...proto.names import NamespaceName, Position
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.grpc.messages import LongItem
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
-from ..cluster.policy_cache import Told, TopicAdded, TopicsListed
+from ..cluster.policy_cache import TopicAdded, TopicListChange, TopicsListed
 from ..node.topic_manager import TopicManager
 from ..session.backlogs import EntryRangeReader, MessageIndexRange
 from ..session.consumer import ConsumerSession
@@ -49,7 +49,7 @@ from ..session.producer import ProducerSession
 from ..session.topics import TopicQueries
 from ..subscription.core.dispatch import Delivery
 from ..subscription.dead_letters import NO_FAILURES
-from ..topic.producer import UNNUMBERED
+from ..topic.producer import NO_SEQUENCE_ID
 from . import translate
 from .translate import encode_deliveries, encode_read_reply
 
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from .connection import ConnectStream
 
 
-Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
+ReadRpcStream = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
 
 
-async def serve_read_stream(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
+async def serve_read_stream(broker: TopicManager, stream: ReadRpcStream, caller: CallContext) -> None:
     """Serves one Read stream of a client until the client ends it. For each request in turn, sends the entries of the
     requested range, and then `done` with the first index that was not read, or with the error."""
     while True:
@@ -76,7 +76,7 @@ async def serve_read_stream(broker: TopicManager, stream: Reads, caller: CallCon
 
 
 async def _answer(
-    broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: EventLoopSlices
+    broker: TopicManager, stream: ReadRpcStream, request: wire.ReadRequest, caller: CallContext, turns: EventLoopSlices
 ) -> None:
     wanted = MessageIndexRange(
         request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation
@@ -94,13 +94,13 @@ async def _answer(
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 
-WAITING_FRAMES = 100
+DEFERRED_FRAMES_MAX = 100
 """Most frames that wait while a handler is being opened: a client has no reason then to send more than permits and a
 close."""
-REQUESTS_MAX = 1000
+RUNNING_REQUESTS_MAX = 1000
 """Most requests of a handler in progress."""
 
-Work = Callable[[], Awaitable[wire.ServerFrame | None]]
+RequestWork = Callable[[], Awaitable[wire.ServerFrame | None]]
 """Does a request and returns its answer; None: the answer is `done`."""
 
 
@@ -169,8 +169,10 @@ class Handler:
             self._end_handler(self._opening_closed(frame.close))
         elif kind == "publish":
             self.close_with_error(InvalidRequest("a producer publishes after it was opened"))
-        elif self._deferred is not None and len(self._deferred) >= WAITING_FRAMES:
-            self.close_with_error(BackPressure(f"more than {WAITING_FRAMES} frames before the answer to the first"))
+        elif self._deferred is not None and len(self._deferred) >= DEFERRED_FRAMES_MAX:
+            self.close_with_error(
+                BackPressure(f"more than {DEFERRED_FRAMES_MAX} frames before the answer to the first")
+            )
         else:
             self._defer(frame)
 
@@ -239,17 +241,17 @@ class Handler:
         self._go_on()
 
     # ------------------------------------------------------------------ requests that are answered later
-    def _request(self, request_id: int, work: Work) -> None:
-        if self._requests >= REQUESTS_MAX:
+    def _request(self, request_id: int, work: RequestWork) -> None:
+        if self._requests >= RUNNING_REQUESTS_MAX:
             self._send_done(request_id, self._too_many())
         else:
             self._requests += 1
             self._connection.start_request(self._answer(request_id, work))
 
     def _too_many(self) -> MagnetarError:
-        return BackPressure(f"{REQUESTS_MAX} requests of this consumer are under way: wait for some answers")
+        return BackPressure(f"{RUNNING_REQUESTS_MAX} requests of this consumer are under way: wait for some answers")
 
-    async def _answer(self, request_id: int, work: Work) -> None:
+    async def _answer(self, request_id: int, work: RequestWork) -> None:
         try:
             answer = await work()
         except Exception as error:
@@ -381,7 +383,7 @@ class ProducerHandler(Handler):
         self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        if sequence_id == UNNUMBERED:  # the frame has no number of its own: which publish it was cannot be said
+        if sequence_id == NO_SEQUENCE_ID:  # the frame has no number of its own: which publish it was cannot be said
             self.close_with_error(error)
             return
         failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
@@ -458,7 +460,7 @@ class ConsumerHandler(Handler):
         """Acknowledges in a transaction; without a task if only a write to the disk must be waited for, which is the
         usual case."""
         number = ack.request_id
-        if self._requests < REQUESTS_MAX and translate.ack_in_transaction_nowait(session, ack):
+        if self._requests < RUNNING_REQUESTS_MAX and translate.ack_in_transaction_nowait(session, ack):
             session.call_when_durable(self._begin_answer(number))
         else:
             self._request(number, lambda: translate.ack_in_transaction(session, ack))
@@ -469,7 +471,7 @@ class ConsumerHandler(Handler):
                 return
             if error is not None:
                 self._send_done(request_id, error)
-            elif self._requests < REQUESTS_MAX:
+            elif self._requests < RUNNING_REQUESTS_MAX:
                 session.call_when_durable(self._begin_answer(request_id))
             else:
                 self._send_done(request_id, self._too_many())
@@ -498,7 +500,7 @@ class ConsumerHandler(Handler):
         return translate.make_last_message_frame(self.number, request_id, await session.find_last_message())
 
     async def _probe(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
-        return translate.make_probed_frame(self.number, request_id, await session.probe_delivery())
+        return translate.make_probe_answer_frame(self.number, request_id, await session.probe_delivery())
 
     async def _progress(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
         return translate.make_progress_frame(self.number, request_id, await session.find_progress())
@@ -531,7 +533,7 @@ class ConsumerHandler(Handler):
         if not (self._says_last and self.opened) or self.has_ended or self._last_acks is not None:
             return None
         closed = to_wire(error)
-        closed.fields[SAYS_LAST] = "yes"
+        closed.fields[AWAITS_LAST_ACKS] = "yes"
         self._connection.send(wire.ServerFrame(id=self.number, closed=closed))
         self._last_acks = asyncio.get_running_loop().create_future()
         return self._last_acks
@@ -561,10 +563,10 @@ def _typed(error: Exception) -> MagnetarError:
 # or the metadata session ends.
 
 
-Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
+TopicWatchStream = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
 
 
-async def serve_topic_watch(topics: TopicQueries, stream: Watches, caller: CallContext) -> None:
+async def serve_topic_watch(topics: TopicQueries, stream: TopicWatchStream, caller: CallContext) -> None:
     """Serves one WatchTopics stream of a client: sends the list of the topics of a namespace, and then each change.
     Returns when the client ends the stream. Raises InvalidRequest if the first item names no namespace, and the error
     with which the watch ends."""
@@ -575,7 +577,7 @@ async def serve_topic_watch(topics: TopicQueries, stream: Watches, caller: CallC
 
 
 async def _send_changes(
-    topics: TopicQueries, stream: Watches, asked: wire.WatchTopicsRequest, caller: CallContext
+    topics: TopicQueries, stream: TopicWatchStream, asked: wire.WatchTopicsRequest, caller: CallContext
 ) -> None:
     name = NamespaceName.parse(asked.namespace)
     async for told in topics.watch_topics(name, asked.after_revision, caller.principal):
@@ -604,7 +606,7 @@ async def _wait_stream_ended(stream: Stream[Any, Any]) -> None:
         return
 
 
-def _reply(told: Told) -> wire.WatchTopicsReply:
+def _reply(told: TopicListChange) -> wire.WatchTopicsReply:
     if isinstance(told, TopicsListed):
         return wire.WatchTopicsReply(topics=wire.Names(names=told.names), revision=told.revision)
     if isinstance(told, TopicAdded):

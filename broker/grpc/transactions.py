@@ -35,7 +35,7 @@ from ..transaction.intents_core import (
     TransactionRow,
 )
 from ..transaction.peers import CoordinatorRequest, CoordinatorRequestBatch, encode_settlement
-from ..transaction.records_core import HalfMessage, Participant, SinkTag
+from ..transaction.records_core import HalfMessage, Participant, SinkBatchTag
 from .handlers import run_until_stream_ends
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 # A half message is stored only if the caller may publish to all of its topics: this is checked by `prepare_half`,
 # because a broker publishes it later. A member gets its checks over its stream until that ends.
 
-Watching = Stream[wire.HalfCheck, wire.WatchHalvesItem]
-LIST_MAX = 5_000
+HalfWatchStream = Stream[wire.HalfCheck, wire.WatchHalvesItem]
+LISTED_HALVES_MAX = 5_000
 
 
 def parse_half_message_id(asked: wire.TransactionId) -> TxnId:
@@ -113,7 +113,7 @@ class HalfMessageService:
         )
         return wire.HalfReply(state=state.name)
 
-    async def watch_halves(self, stream: Watching, context: CallContext) -> None:
+    async def watch_halves(self, stream: HalfWatchStream, context: CallContext) -> None:
         """Sends the checks of half messages to one process of the group that the first item of the stream names. A
         check asks how the half message ends. Returns when the client or the coordinator ends the stream. Raises
         InvalidRequest if the first item names no group."""
@@ -122,7 +122,7 @@ class HalfMessageService:
             raise InvalidRequest("the first item of a WatchHalves stream names a group")
         await run_until_stream_ends(stream, self._ask(stream, group, context))
 
-    async def _ask(self, stream: Watching, group: str, context: CallContext) -> None:
+    async def _ask(self, stream: HalfWatchStream, group: str, context: CallContext) -> None:
         coordinators = self._broker.transactions
         coordinator = await coordinators.load_owned_coordinator(
             coordinator_of(group, await coordinators.ensure_coordinator_count())
@@ -154,7 +154,9 @@ class HalfMessageAdminService:
             return wire.ListHalvesReply()  # and it is not loaded for the question
         coordinator = await self._broker.transactions.load_owned_coordinator(number)
         found = coordinator.half_message_counts()
-        rows = coordinator.list_halves(half, request.group, min(request.limit or LIST_DEFAULT, LIST_MAX))
+        rows = coordinator.list_halves(
+            half, request.group, min(request.limit or LISTED_ROWS_DEFAULT, LISTED_HALVES_MAX)
+        )
         return wire.ListHalvesReply(
             items=[_half(number, row) for row in rows], open=found["open"], parked=found["parked"], bytes=found["bytes"]
         )
@@ -178,8 +180,8 @@ def _half(number: int, row: HalfMessageRow) -> wire.HalfInfo:
 
 # --------------------------------------------------------------------------------------------------------- transactions
 
-ITEMS_MAX = 5_000
-LIST_DEFAULT = 1_000
+REQUEST_ITEMS_MAX = 5_000
+LISTED_ROWS_DEFAULT = 1_000
 
 
 class TransactionService:
@@ -213,7 +215,7 @@ class TransactionService:
         )  # fmt: skip
 
     async def end(self, request: wire.EndRequest, context: CallContext) -> wire.EndReply:
-        from ..transaction.coordinator import ANSWER_S  # with the coordinators, which a start does not load
+        from ..transaction.coordinator import ANSWER_TIMEOUT_S  # with the coordinators, which a start does not load
 
         _bounded(request.items)
         running = await self._running({item.txn.most for item in request.items})
@@ -224,7 +226,7 @@ class TransactionService:
             _ask_end(running[item.txn.most], together.add_request(), item, owner)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
-        results, reply = await together.wait_answers(ANSWER_S), wire.EndReply()
+        results, reply = await together.wait_answers(ANSWER_TIMEOUT_S), wire.EndReply()
         for item, result in zip(request.items, results, strict=True):
             reply.items.append(_reply(item.txn, result))
             if turns.is_slice_used_up:
@@ -338,7 +340,7 @@ class TransactionService:
         ]
 
 
-PARTS = (TransactionService, HalfMessageService)
+SERVICE_CLASSES = (TransactionService, HalfMessageService)
 """The Transactions service: each of its rpcs is a method of one of them."""
 
 
@@ -358,7 +360,7 @@ class TransactionAdminService:
             return wire.ListTransactionsReply(ledger_id=-1)  # and it is not loaded for the question
         coordinator = await self._broker.transactions.load_owned_coordinator(number)
         found, ledger = coordinator.statistics(), coordinator.log.current_ledger_usage
-        rows = coordinator.list_transactions(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
+        rows = coordinator.list_transactions(txn, min(request.limit or LISTED_ROWS_DEFAULT, REQUEST_ITEMS_MAX))
         return wire.ListTransactionsReply(
             items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
             unsettled=found["unsettled"], epoch=coordinator.epoch, committed=found["committed"],
@@ -432,8 +434,8 @@ def _state(state: TxnState) -> str:
 
 
 def _bounded(items: Sequence[object]) -> None:
-    if len(items) > ITEMS_MAX:
-        raise InvalidRequest(f"{len(items)} items in one request are more than {ITEMS_MAX}")
+    if len(items) > REQUEST_ITEMS_MAX:
+        raise InvalidRequest(f"{len(items)} items in one request are more than {REQUEST_ITEMS_MAX}")
 
 
 def _participants(item: wire.EndItem) -> list[Participant]:
@@ -453,10 +455,10 @@ def _position(participant: wire.Participant) -> Position:
     return Position(participant.last.ledger_id, participant.last.entry_id)
 
 
-def _tag(sink: wire.SinkTag) -> SinkTag:
+def _tag(sink: wire.SinkTag) -> SinkBatchTag:
     if not sink.sink_id:
         raise InvalidRequest("a sink has an id")
-    return SinkTag(sink.sink_id, sink.query_id, sink.batch, sink.run)
+    return SinkBatchTag(sink.sink_id, sink.query_id, sink.batch, sink.run)
 
 
 def _row(number: int, row: TransactionRow) -> wire.TransactionInfo:

@@ -42,14 +42,20 @@ from ..access import authorizer as permissions
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal
 from ..log.cache import StoredEntry
-from ..session.consumer import ACK_ENTRIES, ConsumerSession, ProbeResult, SubscribeOptions, SubscriptionProgress
-from ..session.producer import ProducerOptions, ProducerSession, metadata_bytes_max
+from ..session.consumer import (
+    ACKED_ENTRIES_PER_SLICE,
+    ConsumerSession,
+    DeliveryProbeResult,
+    SubscribeOptions,
+    SubscriptionProgress,
+)
+from ..session.producer import ProducerOptions, ProducerSession, compute_metadata_bytes_max
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of_indexes
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.in_log_order import KeySharedOptions
 from ..subscription.core.policy import PolicyOptions
 from ..subscription.core.subscription_types import find_subscription_type
-from ..subscription.dead_letters import FAILURES_MAX, NO_FAILURES
+from ..subscription.dead_letters import KEPT_FAILURES_MAX, NO_FAILURES
 
 
 # ------------------------------------------------------------------ schemas
@@ -78,7 +84,7 @@ def parse_producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> Pr
         asked.topic, asked.producer_name, enum_from_number(AccessMode, asked.access_mode, "access mode"),
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
         parse_schema_info(asked.schema) if asked.HasField("schema") else None,
-        metadata_bytes_max(config) if asked.copies else 0, asked.existing_only,
+        compute_metadata_bytes_max(config) if asked.copies else 0, asked.existing_only,
     )  # fmt: skip
 
 
@@ -127,17 +133,17 @@ def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFram
     stream."""
     answer = wire.Subscribed(
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
-        incarnation=session.topic.incarnation, filter=session.subscription.filter_text, level=LEVEL,
+        incarnation=session.topic.incarnation, filter=session.subscription.filter_text, level=CONSUMER_PROTOCOL_LEVEL,
     )  # fmt: skip
     _set_start(answer, session)
     return wire.ServerFrame(id=id_, subscribed=answer)
 
 
-LEVEL = 1
+CONSUMER_PROTOCOL_LEVEL = 1
 """What this broker takes beyond the first requests of a consumer: `Subscribed.level` of proto/wire.proto."""
 
 
-def make_probed_frame(id_: int, request_id: int, found: ProbeResult) -> wire.ServerFrame:
+def make_probe_answer_frame(id_: int, request_id: int, found: DeliveryProbeResult) -> wire.ServerFrame:
     """Returns the frame that answers a `probe` request of a consumer. `id_`: the id of the consumer on the stream;
     `request_id`: the id of the request."""
     answer = wire.Probed(request_id=request_id, end_index=found.end_index, why=str(found.why))
@@ -194,7 +200,7 @@ def ack_in_transaction_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
     """Acknowledges the entries of a request in the request's transaction, without waiting, and returns True. Returns
     False and changes nothing if that is not possible, or if the acknowledgement is cumulative, has more than
     ACK_ENTRIES entries and sets, or is invalid: the caller must then call `ack_in_transaction`."""
-    if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
+    if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACKED_ENTRIES_PER_SLICE:
         return False
     try:
         txn = TxnId.from_numbers(ack.txn.most, ack.txn.least)
@@ -213,7 +219,7 @@ def _check_ack(ack: wire.Ack) -> Iterator[None]:
             f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE"
         )
     entries, reached = iter(ack.entries), 0
-    while some := list(islice(entries, ACK_ENTRIES)):
+    while some := list(islice(entries, ACKED_ENTRIES_PER_SLICE)):
         reached += sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in some)
         yield
     if reached > BATCH_INDEXES_MAX:
@@ -244,9 +250,9 @@ def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Itera
     """Requeues the messages that a request names, so that the subscription delivers them again. Also stores why the
     client failed to process them, for at most FAILURES_MAX messages. A generator: other tasks may run between its
     steps. A step raises InvalidRequest if a set of entries cannot be parsed."""
-    session.remember_failures({
+    session.record_failure_reasons({
         Position(each.ledger_id, each.entry_id): Failure(each.error, each.message, each.traceback, each.consumer)
-        for each in asked.failures[:FAILURES_MAX]
+        for each in asked.failures[:KEPT_FAILURES_MAX]
     })  # fmt: skip
     positions = (Position(each.ledger_id, each.entry_id) for each in asked.entries)
     return session.redeliver(positions, list(parse_entry_sets(asked.ledgers)), counted=not asked.uncounted)
@@ -312,7 +318,7 @@ def parse_permission_change(request: wire.ChangePermissionsRequest) -> Callable[
 # entries' frames, and the stream joins the short pieces. tests/broker/grpc/test_delivery.py compares it with protobuf.
 
 
-ITEM_BYTES_MAX = 256 << 10
+SHARED_ITEM_BYTES_MAX = 256 << 10
 """An item with several entries ends after the entry with which it reaches this size in bytes."""
 
 _READ_ENTRY = b"\x12"  # tag of a length-delimited field 2
@@ -335,7 +341,7 @@ def encode_deliveries(
     for _, entry, count, acked in deliveries:
         assert isinstance(entry, StoredEntry)
         whole = not (count or acked or entry.expiry is not None)
-        if run and (not whole or entry.position[0] != ledger_id or size >= ITEM_BYTES_MAX):
+        if run and (not whole or entry.position[0] != ledger_id or size >= SHARED_ITEM_BYTES_MAX):
             items.append(_together(ledger_id, run, head))
             run, size = [], 0
         if whole:
@@ -369,7 +375,7 @@ def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> Pieces
 
 
 def _entry_prefix(size: int) -> bytes:
-    return _PREFIXES[size] if size < SHORT else _FIELD_3 + encode_varint(size)
+    return _PREFIXES[size] if size < PRECOMPUTED_VARINTS else _FIELD_3 + encode_varint(size)
 
 
 def encode_read_reply(request_id: int, entry: StoredEntry) -> Pieces:
@@ -391,17 +397,27 @@ def _parts(
             delivery.failure.CopyFrom(wire.Failure(**failure._asdict()))
         head = delivery.SerializeToString()
     else:
-        ledger = _VARINTS[ledger_id] if ledger_id < SHORT else encode_varint(ledger_id)
+        ledger = _VARINTS[ledger_id] if ledger_id < PRECOMPUTED_VARINTS else encode_varint(ledger_id)
         head = (
-            _FIELD_1_INT + ledger + _FIELD_2_INT + (_VARINTS[entry_id] if entry_id < SHORT else encode_varint(entry_id))
+            _FIELD_1_INT
+            + ledger
+            + _FIELD_2_INT
+            + (_VARINTS[entry_id] if entry_id < PRECOMPUTED_VARINTS else encode_varint(entry_id))
         )
-    size = _VARINTS[entry.size] if entry.size < SHORT else encode_varint(entry.size)
+    size = _VARINTS[entry.size] if entry.size < PRECOMPUTED_VARINTS else encode_varint(entry.size)
     whole = len(head) + 1 + len(size) + entry.size
-    return (tag, _VARINTS[whole] if whole < SHORT else encode_varint(whole), head, _FIELD_5, size, *entry.frames)
+    return (
+        tag,
+        _VARINTS[whole] if whole < PRECOMPUTED_VARINTS else encode_varint(whole),
+        head,
+        _FIELD_5,
+        size,
+        *entry.frames,
+    )
 
 
-SHORT = 4096
+PRECOMPUTED_VARINTS = 4096
 """Sizes below this have precomputed prefixes: most entries are shorter."""
-_VARINTS = [encode_varint(size) for size in range(SHORT)]
+_VARINTS = [encode_varint(size) for size in range(PRECOMPUTED_VARINTS)]
 _PREFIXES = [_FIELD_3 + size for size in _VARINTS]
 """Tag and length of an entry in `deliveries`, by its size."""

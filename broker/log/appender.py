@@ -25,19 +25,19 @@ from ...ledger import LedgerWriter
 from ...ledger.reader_core import PayloadTailChecksum
 from ...metadata.records import TopicLedger
 from ...proto.checksum import JOINED_BYTES_MIN
-from ...proto.entry import CHECKED_FROM, decode_message_columns, decode_properties, parse_header
+from ...proto.entry import CHECKSUM_START, decode_message_columns, decode_properties, parse_header
 from ...proto.errors import BackPressure, CorruptEntry, LedgerClosed, MagnetarError
 from ...proto.expiry import EntryExpiry
 from ...proto.names import Position, TopicName
 from ...proto.states import TxnId
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
-from ...runtime.metrics import WAITING, Histogram
+from ...runtime.metrics import WAITING_VALUES_MAX, Histogram
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, LedgerReplication
 from .cache import StoredEntry, TailCache
 from .log_queue_core import LogQueue, QueuedPublish, SequenceRange
-from .log_shape_core import Span
+from .log_shape_core import LedgerSpan
 from .managed_ledger import ManagedLedger
 from .unfolding import is_entry_slow_to_parse
 
@@ -85,7 +85,7 @@ class Publish(QueuedPublish):
         self.numbers = numbers
         if checksum is not None and self.client_bytes >= JOINED_BYTES_MIN:  # a shorter one is read again
             self.tail = PayloadTailChecksum(
-                checksum, self.client_bytes - CHECKED_FROM
+                checksum, self.client_bytes - CHECKSUM_START
             )  # what it covers, once it was compared
         self.deliver_at_ms = deliver_at_ms
         self.expiry = expiry
@@ -141,7 +141,7 @@ class LogAppender:
         self._clock = clock
         self._managed_ledger = chain
         self._shape = chain.shape
-        self._span = Span(-1, 0)  # of the ledger that is written
+        self._span = LedgerSpan(-1, 0)  # of the ledger that is written
         self._cache = cache
         self._config = config
         self._tasks = tasks
@@ -166,7 +166,7 @@ class LogAppender:
             entries_max = _UNLIMITED
         try:
             while queue.pending and queue.ledger_id >= 0 and queue.next_entry < entries_max:
-                writer.push(queue.pending[0])
+                writer.append_for_listener(queue.pending[0])
                 queue.on_entry_sent()
         except BackPressure:
             self._wait_room(writer)
@@ -246,7 +246,7 @@ class LogAppender:
             if publish.deliver_at_ms and publish.txn is None:  # else that is found when it is read, after a commit
                 self._on_delayed(position, publish.deliver_at_ms)
             publish.publisher.on_confirmed(publish, position, index)
-        if len(waits) >= WAITING:
+        if len(waits) >= WAITING_VALUES_MAX:
             seconds.count_waiting_values()
 
     def end_ledger(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
@@ -308,7 +308,7 @@ class LogAppender:
 
 _LOG = logging.getLogger("magnetar.broker.slow")
 
-LINES_MAX, LINES_S = 10, 10.0
+SLOW_ENTRY_LINES_MAX, SLOW_ENTRY_LINES_S = 10, 10.0
 TRACE_KEYS = ("traceparent", "messaging.trace_parent")
 
 
@@ -329,9 +329,9 @@ class SlowPublishLog:
         LINES_MAX lines in LINES_S seconds; the next line has the number of those left out. `now_s`: the present time;
         `ledger_s`: when a new ledger began to accept entries; `room_s`: when the ledger had room again (all in
         monotonic seconds; 0: that did not happen)."""
-        if now_s - self._since >= LINES_S:
+        if now_s - self._since >= SLOW_ENTRY_LINES_S:
             self._since, self._lines = now_s, 0
-        if self._lines >= LINES_MAX:
+        if self._lines >= SLOW_ENTRY_LINES_MAX:
             self._left_out += 1
             return
         self._lines += 1

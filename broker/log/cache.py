@@ -22,7 +22,7 @@ from ...proto.names import Position, compute_key_slot
 from ...runtime.files import Buffer
 from .unfolding import is_entry_slow_to_parse
 
-ENTRY_BYTES = 512
+ENTRY_OVERHEAD_BYTES = 512
 """Memory of an entry besides its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490
 for one that was published, 470 for one that was read."""
 
@@ -106,7 +106,7 @@ class StoredEntry:
     @property
     def memory_bytes(self) -> int:
         """Returns how many bytes of memory the entry takes, including its Python objects."""
-        return self.size + ENTRY_BYTES
+        return self.size + ENTRY_OVERHEAD_BYTES
 
     def copy_buffer_views(self) -> None:
         """Copies the bytes of the entry that are views of a larger buffer. Otherwise an entry in the cache would keep
@@ -149,15 +149,15 @@ class _Slots(dict[bytes, tuple[int, ...]]):
     tuples."""
 
     def __missing__(self, key: bytes) -> tuple[int, ...]:
-        if len(self) >= KNOWN_KEYS_MAX:
+        if len(self) >= INTERNED_KEYS_MAX:
             self.clear()
         found = (compute_key_slot(key),)
-        if len(key) <= KNOWN_KEY_BYTES_MAX:
+        if len(key) <= INTERNED_KEY_BYTES_MAX:
             self[key] = found
         return found
 
 
-KNOWN_KEYS_MAX, KNOWN_KEY_BYTES_MAX = 16_384, 64
+INTERNED_KEYS_MAX, INTERNED_KEY_BYTES_MAX = 16_384, 64
 """Most keys that are known, and the longest: their slots take 4 MB at most."""
 _SLOTS = _Slots()
 
@@ -183,7 +183,7 @@ class TailCache:
         if entry_id not in entries:
             entries[entry_id] = entry
             self._order.append(entry)
-            self.bytes += entry.size + ENTRY_BYTES
+            self.bytes += entry.size + ENTRY_OVERHEAD_BYTES
             while self.bytes > self.bytes_max:
                 self._drop_oldest()
 
@@ -197,7 +197,7 @@ class TailCache:
             if entry_id not in entries:
                 entries[entry_id] = entry
                 self._order.append(entry)
-                self.bytes += entry.size + ENTRY_BYTES
+                self.bytes += entry.size + ENTRY_OVERHEAD_BYTES
         if not entries:
             del self._ledgers[ledger_id]
         while self.bytes > self.bytes_max:
@@ -211,7 +211,7 @@ class TailCache:
 
     def _drop_oldest(self) -> None:
         entry = self._order.popleft()
-        self.bytes -= entry.size + ENTRY_BYTES
+        self.bytes -= entry.size + ENTRY_OVERHEAD_BYTES
         ledger_id, entry_id = entry.position
         entries = self._ledgers.get(ledger_id)
         if entries is not None and entries.get(entry_id) is entry:

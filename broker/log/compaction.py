@@ -1,7 +1,7 @@
 """Compaction of a topic: the driver of compaction_core.py. Compaction reads the topic's ledgers, and takes no part in
 the delivery of messages.
 
-`STEPS`, in this order and no other (Pulsar CP1; complaint 49: compaction lost messages):
+`COMPACTION_STEPS`, in this order and no other (Pulsar CP1; complaint 49: compaction lost messages):
 
     survey    reads the survivors of the last compaction, then the log up to the horizon (the last stable position at
               the start), once for each round, and finds which messages survive
@@ -57,10 +57,10 @@ from ...proto.names import Position, TopicName
 from ...proto.states import CompactionState, LedgerStays, TopicState
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
-from ..common.config import BrokerConfig, Policy
+from ..common.config import BrokerConfig, GetReplicationPolicy
 from .cache import StoredEntry
 from .compaction_core import (
-    KEY_BYTES,
+    KEY_OVERHEAD_BYTES,
     DamagedCompactedLedger,
     SurvivingEntriesRow,
     SurvivingMessageSearch,
@@ -74,7 +74,7 @@ from .compaction_core import (
     parse_entry,
 )
 from .log import Log, LogEntryReader, ReadableLog
-from .log_shape_core import CommittedShape, LogShape, Span, TrimLimit, find_first_entry_by_bisection
+from .log_shape_core import CommittedShape, LedgerSpan, LogShape, TrimLimit, find_first_entry_by_bisection
 from .managed_ledger import TopicFenced
 from .reader import PositionAndIndex
 from .snapshot_ledger import TopicStateLedgers
@@ -206,10 +206,10 @@ class CompactedShape(CommittedShape):
         return ledger_id in self._ghosts
 
 
-def _ghost(row: SurvivingEntriesRow) -> Span:
+def _ghost(row: SurvivingEntriesRow) -> LedgerSpan:
     """Returns the span of a ledger that the log has trimmed and of which some entries survive in the compacted
     ledger."""
-    return Span(row.ledger_id, row.first_index, row.entries - 1, row.end_index)
+    return LedgerSpan(row.ledger_id, row.first_index, row.entries - 1, row.end_index)
 
 
 # ------------------------------------------------------------------------------------------------ compacted_view
@@ -350,7 +350,7 @@ _LOG = logging.getLogger("magnetar.broker.log.compaction")
 
 YIELD_AFTER_MESSAGES = 1000
 """After so many messages other tasks get a turn: one to three milliseconds of work."""
-READ_TRIES, READ_RETRY_S = 10, 1.0
+READ_ATTEMPTS_MAX, READ_RETRY_S = 10, 1.0
 """Tries of one read while bookies do not answer, and seconds between them; then the compaction has failed, and the next
 one starts over."""
 
@@ -380,7 +380,7 @@ class Compaction:
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: Log, *,
-        replication: Policy, changed: Callable[[], None], turn: asyncio.Semaphore | None = None,
+        replication: GetReplicationPolicy, changed: Callable[[], None], turn: asyncio.Semaphore | None = None,
     ) -> None:  # fmt: skip
         self.shown: ReadableLog = log
         self.topic = topic
@@ -506,7 +506,7 @@ class Compaction:
         if task.cancelled():
             self.progress.state, self.progress.error = CompactionState.ERROR, "stopped: the topic ended at this broker"
 
-    def run_due(self, applied: AppliedPolicies) -> None:
+    def run_due_work(self, applied: AppliedPolicies) -> None:
         """Starts a compaction if the log has at least `compaction_threshold_bytes` bytes that no compaction has read (a
         policy; 0: never)."""
         threshold_bytes = applied.compaction_threshold_bytes
@@ -576,9 +576,9 @@ class Compaction:
 
 
 class CompactionRun:
-    """One run of a compaction. It runs the `STEPS` in their order. A step raises the error that ends the run, such as
-    NotEnoughBookies, Unavailable, DataLost or TopicFenced. `keeps_nothing`: it reads nothing, and no message
-    survives."""
+    """One run of a compaction. It runs the `COMPACTION_STEPS` in their order. A step raises the error that ends the
+    run, such as NotEnoughBookies, Unavailable, DataLost or TopicFenced. `keeps_nothing`: it reads nothing, and no
+    message survives."""
 
     def __init__(self, of: Compaction, *, keeps_nothing: bool = False) -> None:
         self._of = of
@@ -589,7 +589,7 @@ class CompactionRun:
         self._horizon = of.shown.shape.stable_position  # before any entry of an open transaction
         self._end_index = of.shown.shape.end_index
         self._survey = SurvivingMessageSearch(
-            max(1, of.config.compaction_memory_bytes // KEY_BYTES), salt=of.world.rng.randbytes(16),
+            max(1, of.config.compaction_memory_bytes // KEY_OVERHEAD_BYTES), salt=of.world.rng.randbytes(16),
             retain_null_key=of.config.compaction_retain_null_key,
         )  # fmt: skip
         self._writer: LedgerWriter | None = None
@@ -609,7 +609,7 @@ class CompactionRun:
                 return
             self._horizon, self._end_index = old.horizon, old.record.end_index
         try:
-            for step in STEPS:
+            for step in COMPACTION_STEPS:
                 self._of.progress.step = step.__name__
                 await step(self)
         except BaseException as error:
@@ -735,7 +735,7 @@ class CompactionRun:
 
     async def _tried(self, read: Callable[[], Awaitable[list[StoredEntry]]]) -> list[StoredEntry]:
         """Calls `read` and returns its entries. Retries while bookies do not answer."""
-        for left in reversed(range(READ_TRIES)):
+        for left in reversed(range(READ_ATTEMPTS_MAX)):
             try:
                 return await read()
             except MagnetarError as error:
@@ -788,7 +788,7 @@ class CompactionRun:
         )
 
 
-STEPS = (
+COMPACTION_STEPS = (
     CompactionRun.survey, CompactionRun.create, CompactionRun.name, CompactionRun.copy, CompactionRun.close,
     CompactionRun.publish, CompactionRun.delete,
 )  # fmt: skip

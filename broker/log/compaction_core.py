@@ -71,9 +71,9 @@ from ...proto.errors import CorruptEntry
 from ...proto.names import Position
 from ...proto.versions import COMPACTED, check_format
 
-MAGIC = b"MC"
-SURVIVOR, TABLE = 1, 2
-PIECE_BYTES = 1 << 20
+COMPACTED_LEDGER_MAGIC = b"MC"
+SURVIVOR_KIND, TABLE_KIND = 1, 2
+COMPACTED_PIECE_BYTES_MAX = 1 << 20
 """Bytes of a piece of a table: far below what a ledger takes as one entry."""
 _HEAD = struct.Struct(">2sBBI")
 _POSITION = struct.Struct(">QQ")
@@ -105,14 +105,14 @@ class SurvivingEntriesRow(msgspec.Struct):
 
 
 def _record(kind: int, body: bytes) -> bytes:
-    return _HEAD.pack(MAGIC, COMPACTED.version, kind, crc32c(body)) + body
+    return _HEAD.pack(COMPACTED_LEDGER_MAGIC, COMPACTED.version, kind, crc32c(body)) + body
 
 
 def _body(data: Buffer, kind: int) -> bytes:
     if len(data) < _HEAD.size:
         raise DamagedCompactedLedger(f"{len(data)} bytes are too few for a record")
     magic, version, found, crc = _HEAD.unpack_from(data)
-    if magic != MAGIC or found != kind or version < 1:
+    if magic != COMPACTED_LEDGER_MAGIC or found != kind or version < 1:
         raise DamagedCompactedLedger(f"begins with {bytes(data[:4]).hex()}, not with a record of kind {kind}")
     body = bytes(data[_HEAD.size :])
     if crc32c(body) != crc:
@@ -124,13 +124,13 @@ def _body(data: Buffer, kind: int) -> bytes:
 def encode_survivor(position: Position, entry: bytes) -> bytes:
     """Returns the entry of the compacted ledger that stores a surviving entry of the topic, with its position in the
     topic."""
-    return _record(SURVIVOR, _POSITION.pack(*position) + entry)
+    return _record(SURVIVOR_KIND, _POSITION.pack(*position) + entry)
 
 
 def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
     """Decodes an entry of the compacted ledger. Returns the position in the topic and the bytes of the surviving entry.
     Raises DamagedCompactedLedger if `data` is damaged, NewerFormat if a later version of Magnetar wrote it."""
-    body = _body(data, SURVIVOR)
+    body = _body(data, SURVIVOR_KIND)
     if len(body) < _POSITION.size:
         raise DamagedCompactedLedger("a survivor ends inside its position")
     return Position(*_POSITION.unpack_from(body)), body[_POSITION.size :]
@@ -146,15 +146,17 @@ def encode_survivor_table(rows: list[SurvivingEntriesRow]) -> list[bytes]:
             _ROW.pack(row.ledger_id, row.entries, row.first_index, row.end_index, row.first, len(bitmap)), bitmap,
         )  # fmt: skip
     body = b"".join(parts)
-    pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
-    return [_record(TABLE, _PIECE.pack(number, len(pieces)) + each) for number, each in enumerate(pieces)]
+    pieces = [body[at : at + COMPACTED_PIECE_BYTES_MAX] for at in range(0, len(body), COMPACTED_PIECE_BYTES_MAX)] or [
+        b""
+    ]
+    return [_record(TABLE_KIND, _PIECE.pack(number, len(pieces)) + each) for number, each in enumerate(pieces)]
 
 
 def decode_survivor_table_piece(data: Buffer) -> tuple[int, int, bytes]:
     """Decodes one piece of the table of surviving entries. Returns its number, the number of all pieces, and the
     encoded rows in it. Raises DamagedCompactedLedger if `data` is damaged, NewerFormat if a later version of Magnetar
     wrote it."""
-    body = _body(data, TABLE)
+    body = _body(data, TABLE_KIND)
     if len(body) < _PIECE.size:
         raise DamagedCompactedLedger("a piece of a table ends inside its head")
     number, pieces = _PIECE.unpack_from(body)
@@ -184,17 +186,17 @@ def decode_survivor_table_rows(body: bytes) -> list[SurvivingEntriesRow]:
     return rows
 
 
-KEY_BYTES = 200
+KEY_OVERHEAD_BYTES = 200
 """Memory that a key takes in the table: its hash (16 bytes, 49 as an object), an index, and their place in a
 dictionary."""
 _SPACE = 1 << 32
 """Number of values of the first four bytes of a hash. Each round handles the keys in a part of these values."""
 _TAKEN_OUT = encode_item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
 
-Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
+DecodedEntry = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 
-def parse_entry(entry: Buffer) -> Opened | None:
+def parse_entry(entry: Buffer) -> DecodedEntry | None:
     """Parses a stored entry. Returns its header, and the metadata and the payload of each of its messages; None if the
     entry does not parse or is an encrypted batch. For a chunk, and for an encrypted message, the payload is a
     placeholder that is not empty."""
@@ -232,7 +234,7 @@ class SurvivingMessageSearch:
         """Returns True if no further round is needed, because the surviving messages of all keys are known."""
         return self._low >= _SPACE
 
-    def add_entry(self, first_index: int, count: int, entry: Opened | None) -> None:
+    def add_entry(self, first_index: int, count: int, entry: DecodedEntry | None) -> None:
         """Adds the next entry of the log, in log order. `first_index`: the index of its first message; `count`: the
         number of its messages; `entry`: the parsed entry, None if it does not parse (then all of its messages
         survive)."""

@@ -61,26 +61,26 @@ from ...proto.entry import (
     parse_entry,
 )
 from ...proto.errors import CorruptEntry
-from ...proto.filters import VALUE_CHARACTERS_MAX, Name, Node
+from ...proto.filters import VALUE_CHARACTERS_MAX, FilterNode, Name
 from ...proto.names import REDRIVEN_TO
 from ...proto.summary import find_candidates, hash_property
 from ...proto.versions import KEY_INDEX, check_format
 from ...runtime.files import Buffer
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES_MIN = 1 << 20
 """Bytes of a block: a search reads so much for each message that it finds, and 2,000 blocks are a ledger of 2 GiB."""
 BLOCKS_MAX = 32_768
 """Blocks of a ledger, about; a posting has room for twice as many. Those of a ledger above 32 GiB are larger."""
-SEGMENT_POSTINGS = 1 << 19
+POSTINGS_PER_SEGMENT_MAX = 1 << 19
 """Postings that are in memory while an index is built: 4 MiB of them, and 3 MiB while they are written. Together with
 those of one more block they fit into one page, also when somebody chooses keys by their hashes."""
-PAGE_POSTINGS = 8192
+POSTINGS_PER_PAGE = 8192
 """Postings of a page, on average: it has 48 KiB, and sorting it takes a millisecond."""
 BLOCK_HASHES_MAX = 100_000
 """Distinct hashes of a block. A block with more, of messages that compress to some bytes each, is OPAQUE."""
-OPAQUE, HIDDEN = 1, 2
-PAGE, DIRECTORY = 0, 1
-MAGIC = b"MK"
+OPAQUE_BLOCK, HIDDEN_BLOCK = 1, 2
+PAGE_KIND, DIRECTORY_KIND = 0, 1
+KEY_INDEX_MAGIC = b"MK"
 _HEAD = Struct(">2sBBI")
 _U32 = Struct(">I")
 _BUCKETS = 256  # of postings, by the first bits of their hash, while a segment grows
@@ -118,7 +118,7 @@ class EntryDescription(NamedTuple):
 
 
 NO_EVENT_LOW = 1 << 62
-_UNREADABLE = EntryDescription(-1, 0, NO_EVENT_LOW, -1, frozenset(), OPAQUE)
+_UNREADABLE = EntryDescription(-1, 0, NO_EVENT_LOW, -1, frozenset(), OPAQUE_BLOCK)
 
 
 def describe_entry(entry: Buffer, *, with_properties: bool) -> EntryDescription:
@@ -142,7 +142,7 @@ def describe_entry(entry: Buffer, *, with_properties: bool) -> EntryDescription:
                 if len(value) <= VALUE_CHARACTERS_MAX:
                     hashes.add(hash_property(name, value))
     return EntryDescription(
-        last_index + 1, header.publish_time, low, high, frozenset(hashes), 0 if is_whole else HIDDEN
+        last_index + 1, header.publish_time, low, high, frozenset(hashes), 0 if is_whole else HIDDEN_BLOCK
     )
 
 
@@ -189,7 +189,7 @@ class KeyIndexBuilder:
     def __init__(self, ledger_id: int, first_index: int, size: int, *, with_properties: bool) -> None:
         self.with_properties = with_properties
         self._directory = _Directory(ledger_id, with_properties, [], [])
-        self._block_bytes = max(BLOCK_BYTES, size // BLOCKS_MAX)
+        self._block_bytes = max(BLOCK_BYTES_MIN, size // BLOCKS_MAX)
         self._block: EntryRun | None = None
         self._hashes: set[int] = set()  # of the block
         self._next_index = first_index
@@ -200,7 +200,7 @@ class KeyIndexBuilder:
     @property
     def is_segment_full(self) -> bool:
         """Returns True if the caller must call `take_segment` before it adds another entry."""
-        return self._postings >= SEGMENT_POSTINGS
+        return self._postings >= POSTINGS_PER_SEGMENT_MAX
 
     def add(self, entry_id: int, size: int, entry: EntryDescription) -> None:
         """Adds the next entry of the ledger. `size`: its bytes; `entry`: its description. A block with more than
@@ -217,10 +217,10 @@ class KeyIndexBuilder:
         block.event_high = max(block.event_high, entry.event_high)
         block.bytes += size
         block.flags |= entry.flags
-        if not block.flags & OPAQUE:
+        if not block.flags & OPAQUE_BLOCK:
             self._hashes |= entry.hashes
         if len(self._hashes) > BLOCK_HASHES_MAX:
-            block.flags |= OPAQUE
+            block.flags |= OPAQUE_BLOCK
             self._hashes.clear()
         if block.bytes >= self._block_bytes:
             self._end_block(block)
@@ -237,7 +237,7 @@ class KeyIndexBuilder:
     def take_segment(self) -> Iterable[bytes]:
         """Ends the segment. Yields its pages, encoded; each takes about a millisecond. The caller must iterate to the
         end before the next call of `add`."""
-        bits = min(8, max(0, (self._postings // PAGE_POSTINGS).bit_length()))
+        bits = min(8, max(0, (self._postings // POSTINGS_PER_PAGE).bit_length()))
         self._directory.segments.append((self._pages, bits))
         width = _BUCKETS >> bits
         buckets, self._buckets, self._postings = self._buckets, [array("Q") for _ in range(_BUCKETS)], 0
@@ -253,11 +253,11 @@ class KeyIndexBuilder:
             self._end_block(self._block)
         if self._postings:
             yield from self.take_segment()
-        yield _encode(DIRECTORY, msgspec.msgpack.encode(self._directory))
+        yield _encode(DIRECTORY_KIND, msgspec.msgpack.encode(self._directory))
 
 
 def _encode(kind: int, body: bytes) -> bytes:
-    return _HEAD.pack(MAGIC, KEY_INDEX.version, kind, crc32c(body)) + body
+    return _HEAD.pack(KEY_INDEX_MAGIC, KEY_INDEX.version, kind, crc32c(body)) + body
 
 
 def _encode_page(postings: Sequence[int]) -> bytes:
@@ -265,7 +265,7 @@ def _encode_page(postings: Sequence[int]) -> bytes:
     if sys.byteorder == "little":
         hashes.byteswap()
         blocks.byteswap()
-    return _encode(PAGE, b"".join((_U32.pack(len(postings)), hashes.tobytes(), blocks.tobytes())))
+    return _encode(PAGE_KIND, b"".join((_U32.pack(len(postings)), hashes.tobytes(), blocks.tobytes())))
 
 
 # ------------------------------------------------------------------------------------------------------- reading
@@ -274,9 +274,9 @@ def _decode(entry: Buffer, kind: int, where: str) -> bytes:
     if len(entry) < _HEAD.size:
         raise DamagedKeyIndex(f"{where} has {len(entry)} bytes")
     magic, version, found, checksum = _HEAD.unpack_from(entry)
-    if magic == MAGIC:
+    if magic == KEY_INDEX_MAGIC:
         check_format(KEY_INDEX, version, where)
-    if magic != MAGIC or found != kind or checksum != crc32c(body):
+    if magic != KEY_INDEX_MAGIC or found != kind or checksum != crc32c(body):
         raise DamagedKeyIndex(f"{where} is damaged")
     return body
 
@@ -284,7 +284,7 @@ def _decode(entry: Buffer, kind: int, where: str) -> bytes:
 def decode_page(entry: Buffer, hashes: Iterable[int]) -> dict[int, BitMap]:
     """Returns, for each of the `hashes`, the numbers of the blocks that the page has for it; an empty set if it has
     none. Raises DamagedKeyIndex if the page is damaged; NewerFormat if a later version of Magnetar wrote it."""
-    body = _decode(entry, PAGE, "a page of a key index")
+    body = _decode(entry, PAGE_KIND, "a page of a key index")
     count = _U32.unpack_from(body)[0] if len(body) >= 4 else -1
     if len(body) != 4 + 6 * count:
         raise DamagedKeyIndex(f"a page of a key index has {len(body)} bytes for {count} postings")
@@ -301,7 +301,7 @@ def decode_directory(entry: Buffer, ledger_id: int) -> KeyIndex:
     DamagedKeyIndex if the entry is damaged, or is the directory of another ledger; NewerFormat if a later version of
     Magnetar wrote it."""
     try:
-        found = msgspec.msgpack.decode(_decode(entry, DIRECTORY, "the directory of a key index"), type=_Directory)
+        found = msgspec.msgpack.decode(_decode(entry, DIRECTORY_KIND, "the directory of a key index"), type=_Directory)
     except msgspec.DecodeError as error:
         raise DamagedKeyIndex(f"the directory of a key index does not parse: {error}") from error
     if found.ledger_id != ledger_id:
@@ -309,7 +309,7 @@ def decode_directory(entry: Buffer, ledger_id: int) -> KeyIndex:
     return KeyIndex(found)
 
 
-def find_block(blocks: Sequence[EntryRun], index: int) -> int:
+def find_block_of_index(blocks: Sequence[EntryRun], index: int) -> int:
     """Returns the number of the block that has the message with this index: the last block that begins at or before it;
     0 if none does."""
     return max(0, bisect_right(blocks, index, key=lambda each: each.first_index) - 1)
@@ -324,14 +324,15 @@ class KeyIndex:
         self.with_properties = directory.with_properties
         self._segments = directory.segments
         self._opaque, self._hidden = (
-            BitMap(number for number, each in enumerate(self.blocks) if each.flags & flag) for flag in (OPAQUE, HIDDEN)
+            BitMap(number for number, each in enumerate(self.blocks) if each.flags & flag)
+            for flag in (OPAQUE_BLOCK, HIDDEN_BLOCK)
         )
 
-    def list_pages(self, value: int) -> list[int]:
+    def list_pages_of_hash(self, value: int) -> list[int]:
         """Returns the entry ids of the pages that may have postings of the hash `value`, one page of each segment."""
         return [first + (value >> 32 - bits) for first, bits in self._segments]
 
-    def list_hashes(self, expression: Node) -> set[int]:
+    def list_hashes(self, expression: FilterNode) -> set[int]:
         """Returns the hashes for which `find_candidates` needs the postings."""
         asked = set[int]()
 
@@ -343,7 +344,7 @@ class KeyIndex:
         return asked
 
     def find_candidates(
-        self, expression: Node, postings: Mapping[int, BitMap], *, hidden: bool = False
+        self, expression: FilterNode, postings: Mapping[int, BitMap], *, hidden: bool = False
     ) -> BitMap:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message. `postings`: the blocks
         of each hash of `list_hashes`; a hash that is missing has none. `hidden`: also returns blocks in which a message

@@ -1,11 +1,12 @@
 """The key indexes of a topic: one for each sealed ledger, built in the background, and deleted with its ledger.
 
-    indexes.run_due(applied)                    builds what is missing, one ledger at a time (the topic's upkeep)
+    indexes.run_due_work(applied)                    builds what is missing, one ledger at a time (the topic's upkeep)
     search = await indexes.open_index(ledger)   None: the ledger has none, and is read (find, filters)
     blocks = await search.find_candidates(expression)
 
 broker/log/key_index_core.py says what an index contains. The policy `key_index` says whether ledgers get one. While it
-is `off`, no index is read or built, and existing indexes stay until their ledgers are deleted. `STEPS` of one index:
+is `off`, no index is read or built, and existing indexes stay until their ledgers are deleted. `INDEX_BUILD_STEPS` of
+one index:
 
     create    creates a ledger for the index (broker/log/snapshot_ledger.py)
     copy      reads and describes the entries of the sealed ledger; stores the pages of the index
@@ -18,7 +19,7 @@ Rules
 - **The ledger's id identifies an index**, in the record and in the index. Ids are never used again, so a new topic with
   the name of a deleted one has none of its indexes.
 - **An index is deleted with its ledger**: the record drops both in one commit (trimming), or with the topic. An index
-  whose ledger left the list in another way (`topics skip-lost`) is removed by the next `run_due`.
+  whose ledger left the list in another way (`topics skip-lost`) is removed by the next `run_due_work`.
 - **If an index cannot be read**, the search reads the ledger itself; a lost or damaged index is built again.
 - Bounds: an index for the newest INDEXES_MAX ledgers of a topic, one build at a time in a broker, one MiB of entries
   and SEGMENT_POSTINGS in memory. Other tasks get the event loop after each 2 ms.
@@ -39,14 +40,14 @@ from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...metadata.records import KeyIndexLocation, TopicRecord
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
-from ...proto.filters import Node
+from ...proto.filters import FilterNode
 from ...proto.names import Position, TopicName
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
-from ..common.config import BrokerConfig, Policy
+from ..common.config import BrokerConfig, GetReplicationPolicy
 from .key_index_core import (
-    BLOCK_BYTES,
+    BLOCK_BYTES_MIN,
     DamagedKeyIndex,
     KeyIndex,
     KeyIndexBuilder,
@@ -55,20 +56,20 @@ from .key_index_core import (
     describe_entry,
 )
 from .log import Log
-from .log_shape_core import Span, TrimLimit
+from .log_shape_core import LedgerSpan, TrimLimit
 from .managed_ledger import TopicFenced
 from .snapshot_ledger import TopicStateLedgers, append_and_wait
 from .unfolding import run_in_thread_if_slow
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
-STEPS = ("create", "copy", "close", "name")
+INDEX_BUILD_STEPS = ("create", "copy", "close", "name")
 """The order in which an index is built."""
 INDEXES_MAX = 2000
 """Indexes of a topic: 40 KB of its record. With ledgers of 2 GiB they are of its newest 4 TiB."""
-STORED_BYTES = 1 << 20
+INDEX_APPEND_BYTES = 1 << 20
 """Bytes of an index that are on their way to bookies at a time."""
-OFF, KEYS, PROPERTIES = "off", "keys", "keys+properties"
+INDEX_OFF, INDEX_KEYS, INDEX_PROPERTIES = "off", "keys", "keys+properties"
 
 
 class _SwitchedOff(Exception):
@@ -83,7 +84,7 @@ class KeyIndexSearch:
         self.read_bytes = read_bytes
         self._reader = reader
 
-    async def find_candidates(self, expression: Node, *, hidden: bool = False) -> BitMap:
+    async def find_candidates(self, expression: FilterNode, *, hidden: bool = False) -> BitMap:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message; `hidden` as in
         `KeyIndex.find_candidates`. Reads a page of each segment for each text that the expression asks for. Raises
         DamagedKeyIndex if the index is damaged; DataLost if its ledger is lost; Unavailable if bookies do not
@@ -91,7 +92,7 @@ class KeyIndexSearch:
         postings, of_page = dict[int, BitMap](), dict[int, list[int]]()
         for value in sorted(self.index.list_hashes(expression)):
             postings[value] = BitMap()
-            for page in self.index.list_pages(value):
+            for page in self.index.list_pages_of_hash(value):
                 of_page.setdefault(page, []).append(value)
         for page, values in of_page.items():
             (entry,) = await self._reader.read(page, page)
@@ -113,7 +114,8 @@ class KeyIndexes:
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: Log, *,
-        replication: Policy, applied: Callable[[], AppliedPolicies], turn: asyncio.Semaphore | None = None,
+        replication: GetReplicationPolicy, applied: Callable[[], AppliedPolicies],
+        turn: asyncio.Semaphore | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.building = -1  # the ledger whose index is being built; -1: none
@@ -129,19 +131,19 @@ class KeyIndexes:
     @property
     def is_on(self) -> bool:
         """Returns True if the topic's policies ask for key indexes."""
-        return self._applied().key_index != OFF
+        return self._applied().key_index != INDEX_OFF
 
     def describe_index(self, ledger_id: int) -> str:
         """Returns what the index of a ledger covers, as a value of the policy: "keys" or "keys+properties"; "" if the
         ledger has no index."""
         found = self._find(ledger_id)
-        return "" if found is None else PROPERTIES if found.with_properties else KEYS
+        return "" if found is None else INDEX_PROPERTIES if found.with_properties else INDEX_KEYS
 
     def count_unindexed_ledgers(self) -> int:
         """Returns the number of sealed ledgers without the index for which the policy asks; 0 if the policy is off."""
         return len(self._list_unindexed_spans()) if self.is_on else 0
 
-    def _list_unindexed_spans(self) -> list[Span]:
+    def _list_unindexed_spans(self) -> list[LedgerSpan]:
         found = {each.ledger_id: each for each in self._log.record.key_indexes}
         sealed = (span for span in self._log.shape.spans if not span.open and span.last_entry >= 0)
         return [span for span in sealed if not self._is_enough(found.get(span.ledger_id))]
@@ -149,7 +151,7 @@ class KeyIndexes:
     def _is_enough(self, found: KeyIndexLocation | None) -> bool:
         if found is None or (self._unusable and found.index_ledger_id in self._unusable):
             return False
-        return found.with_properties or self._applied().key_index != PROPERTIES
+        return found.with_properties or self._applied().key_index != INDEX_PROPERTIES
 
     def _find(self, ledger_id: int) -> KeyIndexLocation | None:
         indexes = self._log.record.key_indexes  # by ledger: `_name` sorts them
@@ -173,8 +175,8 @@ class KeyIndexes:
             return None
 
     def on_index_unusable(self, ledger_id: int, error: Exception) -> None:
-        """Called when an index could not be read: logs the error. If the index is lost or damaged, a later `run_due`
-        builds a new one."""
+        """Called when an index could not be read: logs the error. If the index is lost or damaged, a later
+        `run_due_work` builds a new one."""
         _LOG.warning("%s: the key index of ledger %d cannot be used: %s", self.topic, ledger_id, error)
         found = self._find(ledger_id)
         if found is not None and isinstance(error, DataLost | LedgerNotFound | DamagedKeyIndex):
@@ -189,7 +191,7 @@ class KeyIndexes:
     async def open(self, applied: AppliedPolicies) -> None:
         """Does nothing: indexes are read when they are asked for."""
 
-    def run_due(self, applied: AppliedPolicies) -> None:
+    def run_due_work(self, applied: AppliedPolicies) -> None:
         """Starts a task that builds the missing indexes, one after the other, and removes those whose ledgers are gone.
         Does nothing if the task is running, or if no index is missing or left over."""
         if self._task is None and self.topic.persistent and (self._has_left_over() or self._find_next() is not None):
@@ -222,7 +224,7 @@ class KeyIndexes:
         return [each.index_ledger_id for each in self._log.record.key_indexes]
 
     # ------------------------------------------------------------------ building
-    def _find_next(self) -> Span | None:
+    def _find_next(self) -> LedgerSpan | None:
         """Returns the newest sealed ledger that needs an index; None if there is none, or the policy is off."""
         if not self.is_on:
             return None
@@ -239,7 +241,7 @@ class KeyIndexes:
         return any(each.ledger_id not in listed for each in record.key_indexes)
 
     async def _run(self) -> None:
-        span: Span | None = None
+        span: LedgerSpan | None = None
         try:
             if self._has_left_over():
                 await self._name(None)
@@ -265,13 +267,16 @@ class KeyIndexes:
             self.building = -1
             self._task = None
 
-    async def _build(self, span: Span) -> None:
+    async def _build(self, span: LedgerSpan) -> None:
         ledgers = TopicStateLedgers(self._ledgers, self._config, self._replication, self.topic, key_index="true")
         reader = await self._ledgers.open(span.ledger_id)
         writer = await ledgers.create_ledger()
         try:
             builder = KeyIndexBuilder(
-                span.ledger_id, span.first_index, span.size, with_properties=self._applied().key_index == PROPERTIES
+                span.ledger_id,
+                span.first_index,
+                span.size,
+                with_properties=self._applied().key_index == INDEX_PROPERTIES,
             )
             turns = EventLoopSlices(self._world.clock)
             await self._copy(span, reader, builder, writer, turns)
@@ -293,14 +298,19 @@ class KeyIndexes:
             raise
 
     async def _copy(
-        self, span: Span, reader: LedgerReader, builder: KeyIndexBuilder, writer: LedgerWriter, turns: EventLoopSlices
+        self,
+        span: LedgerSpan,
+        reader: LedgerReader,
+        builder: KeyIndexBuilder,
+        writer: LedgerWriter,
+        turns: EventLoopSlices,
     ) -> None:
         """Reads the sealed ledger, and stores the pages of its index as far as they are complete."""
         position = Position(span.ledger_id, 0)
         while (position := self._log.shape.next_unskipped_position(position))[0] == span.ledger_id and (
             position[1] <= span.last_entry
         ):
-            for each in await reader.read(position[1], span.last_entry, BLOCK_BYTES):
+            for each in await reader.read(position[1], span.last_entry, BLOCK_BYTES_MIN):
                 if not self.is_on:
                     raise _SwitchedOff
                 entry = await run_in_thread_if_slow(
@@ -345,7 +355,7 @@ async def _store(writer: LedgerWriter, entries: Iterable[bytes], turns: EventLoo
     for entry in entries:
         some.append(entry)
         size += len(entry)
-        if size >= STORED_BYTES:
+        if size >= INDEX_APPEND_BYTES:
             await append_and_wait(writer, some)
             some, size = [], 0
         if turns.is_slice_used_up:

@@ -141,9 +141,9 @@ class LogQueue(Generic[Q]):
 # The sequence ids of one entry, from its header.
 
 
-SPAN_MAX = 1 << 20
+SEQUENCE_SPAN_MAX = 1 << 20
 """An entry with more sequence ids than this has too many to record each of them: some hundred bytes."""
-ID_END = 1 << 63
+SEQUENCE_ID_END = 1 << 63
 """The sequence ids of Pulsar's clients are below this number."""
 
 
@@ -161,7 +161,7 @@ class SequenceRange(NamedTuple):
     def has_too_many_ids(self) -> bool:
         """Returns True if the range has more than SPAN_MAX sequence ids, or ids from ID_END on, so that they cannot be
         recorded one by one. (The header of an entry may declare any first and last id.)"""
-        return self.last - self.first >= SPAN_MAX or self.last >= ID_END
+        return self.last - self.first >= SEQUENCE_SPAN_MAX or self.last >= SEQUENCE_ID_END
 
     def add_sequence_ids_to(self, ids: BitMap64) -> None:
         """Adds each sequence id of the range to the set `ids`. Adds nothing if the range has too many ids."""

@@ -40,7 +40,7 @@ from ...proto.states import LedgerStays
 from .cache import StoredEntry
 
 
-class Span(msgspec.Struct):
+class LedgerSpan(msgspec.Struct):
     """The part of a log that is in one ledger. `last_entry`: the id of the last confirmed entry, -1 if there is none
     yet; `first_index`: the index of its first message; `end_index`: the index after its last message; `size`: its
     bytes; `open`: True while the ledger is written; `closed_ms`: when it was closed (ms since the epoch), 0 while it is
@@ -70,11 +70,11 @@ class LogShape:
         self._holes: dict[int, list[tuple[int, int]]] = {}  # ledger → (first, last) of entries that were passed over
         self._least_index = 0  # of the next message: lost ones before it had theirs
         self._ids: list[int] = []
-        self._spans: dict[int, Span] = {}
+        self._spans: dict[int, LedgerSpan] = {}
         self._followers: list[LogShape] = []  # shapes that hold the same spans, and maybe others
 
     # ------------------------------------------------------------------ changes
-    def add(self, span: Span) -> Span:
+    def add(self, span: LedgerSpan) -> LedgerSpan:
         """Appends a span to the log and returns it. Its ledger id must be larger than all others, and all other spans
         must be closed."""
         assert not self._ids or span.ledger_id > self._ids[-1], "ledger ids of a topic increase"
@@ -149,7 +149,7 @@ class LogShape:
 
     # ------------------------------------------------------------------ questions
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[LedgerSpan]:
         """Returns a new list of the spans of the log, one for each ledger, the oldest first."""
         return [self._spans[id_] for id_ in self._ids]
 
@@ -160,11 +160,11 @@ class LogShape:
         return True  # a log without ledgers is one
 
     @property
-    def tail_span(self) -> Span:
+    def tail_span(self) -> LedgerSpan:
         """Returns the span of the last ledger. The log must have a ledger."""
         return self._spans[self._ids[-1]]
 
-    def find_span_of_ledger(self, ledger_id: int) -> Span | None:
+    def find_span_of_ledger(self, ledger_id: int) -> LedgerSpan | None:
         """Returns the span of the log in this ledger; None if the log has no such ledger."""
         return self._spans.get(ledger_id)
 
@@ -211,7 +211,7 @@ class LogShape:
         return sum([span.size for span in self._spans.values()])
 
     @property
-    def single_open_span(self) -> Span | None:
+    def single_open_span(self) -> LedgerSpan | None:
         """Returns the span of the only ledger of the log, if the log has exactly one ledger and that is open; else
         None. While this span is open, it stays the only one."""
         if len(self._ids) != 1:
@@ -327,7 +327,7 @@ class LogShape:
         is after that."""
         return min(max(mark, self.start_position), max(self.last_position, self.start_position))
 
-    def find_span_of_index(self, index: int) -> Span | None:
+    def find_span_of_index(self, index: int) -> LedgerSpan | None:
         """Returns the span that contains the message with the index `index`, or, if that is missing, the next existing
         message; None if there is no such message."""
         spans = [span for span in self.spans if span.last_entry >= 0]
@@ -357,12 +357,12 @@ class LogShape:
 # Guarding test: tests/broker/log/test_lookup.py.
 
 
-LOST_ENTRIES_TRIED_MAX = 100
+LOST_ENTRY_READS_MAX = 100
 """How many entries after a lost one are tried, to find one that still exists."""
 
-Run = tuple[int, int]
+EntryIdRange = tuple[int, int]
 """A range of entries in one ledger: the first and the last entry id."""
-EntryOf = Callable[[int], Awaitable[StoredEntry]]
+ReadLedgerEntry = Callable[[int], Awaitable[StoredEntry]]
 """Reads an entry of the ledger. Raises DataLost if it is lost."""
 
 
@@ -371,12 +371,12 @@ class EntrySearchResult(NamedTuple):
     entries directly before the entry (if none was found, at the end of the ledger); None if no entry is lost there."""
 
     entry: StoredEntry | None
-    lost: Run | None = None  # directly before it, or at the end of the ledger
+    lost: EntryIdRange | None = None  # directly before it, or at the end of the ledger
 
 
 async def find_first_entry_by_bisection(
-    last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
-    passed_over: Callable[[int], Run | None] = lambda entry_id: None,
+    last: int, entry_of: ReadLedgerEntry, reached: Callable[[StoredEntry], bool],
+    passed_over: Callable[[int], EntryIdRange | None] = lambda entry_id: None,
 ) -> EntrySearchResult:  # fmt: skip
     """Returns the first existing entry, with an entry id from 0 to `last`, for which the function `reached` returns
     True. Searches by bisection: `reached` must return True for all later entries, too.
@@ -400,7 +400,7 @@ async def find_first_entry_by_bisection(
                 except DataLost:
                     lost.add(entry_id)
                     looked += 1
-                    if looked > LOST_ENTRIES_TRIED_MAX:
+                    if looked > LOST_ENTRY_READS_MAX:
                         raise
             entry_id += 1
         return None
@@ -416,7 +416,7 @@ async def find_first_entry_by_bisection(
     return EntrySearchResult(found, _before(last + 1 if found is None else found.position[1], lost, passed_over))
 
 
-def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
+def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], EntryIdRange | None]) -> EntryIdRange | None:
     """Returns the range of lost entries directly before the entry, without those that an operator has skipped; None if
     there are none."""
     found: list[int] = []
@@ -431,7 +431,7 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
     return (found[-1], found[0]) if found else None
 
 
-def make_data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
+def make_data_lost_error(ledger_id: int, run: EntryIdRange, about: str = "") -> DataLost:
     """Returns the DataLost error for the entries `run` (first and last entry id), which every replica has lost.
     `about`: the beginning of its message, which names the subscription or the topic, and ends with a colon."""
     first, last = run
@@ -477,7 +477,7 @@ class TrimLimit(NamedTuple):
     released_ledgers: frozenset[int] = frozenset()  # ledgers after the mark
     why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
-    def has_released_ledger(self, span: Span) -> bool:
+    def has_released_ledger(self, span: LedgerSpan) -> bool:
         """Returns True if the holder no longer needs the ledger of `span`."""
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.released_ledgers
 
@@ -497,11 +497,11 @@ class Retention(msgspec.Struct, frozen=True):
         return f"kept {time}" + (f" and up to {self.mib} MiB" if self.mib > 0 else "")
 
 
-NOTHING = Retention()
+NO_RETENTION = Retention()
 
 
 def list_reasons_to_keep_ledgers(
-    shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
+    shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> list[tuple[int, LedgerStays | None]]:
     """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger is kept; None instead
     of a reason if it may be deleted. `holders`: what each holder no longer needs; `now_ms`: the wall clock; `unread`:
@@ -521,7 +521,7 @@ def list_reasons_to_keep_ledgers(
 
 
 def find_trimmable_ledgers(
-    shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
+    shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> list[int]:
     """Returns the ids of the ledgers that may be deleted now, as `list_reasons_to_keep_ledgers` decides."""
     kept = list_reasons_to_keep_ledgers(shape, holders, retention, now_ms, unread)
@@ -529,19 +529,19 @@ def find_trimmable_ledgers(
 
 
 def may_trim_last_ledger(
-    last: Span, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
+    last: LedgerSpan, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> bool:
     """Returns True if the last ledger may be deleted as soon as another ledger follows it. It must be closed."""
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
 
 
-def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: Retention) -> LedgerStays | None:
+def _kept(span: LedgerSpan, retention: Retention, now_ms: int, younger: int, unread: Retention) -> LedgerStays | None:
     if _retained(span, unread, now_ms, younger) is not None:
         return LedgerStays.NOT_SUBSCRIBED
     return _retained(span, retention, now_ms, younger)
 
 
-def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> LedgerStays | None:
+def _retained(span: LedgerSpan, retention: Retention, now_ms: int, younger: int) -> LedgerStays | None:
     """Returns the reason why the retention keeps a ledger; None if the retention does not keep it. `younger`: the bytes
     of the later ledgers that no holder needs."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
@@ -555,11 +555,11 @@ def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> Le
     return LedgerStays.RETAINED_BY_TIME if by_time and retention.minutes else LedgerStays.RETAINED_BY_SIZE
 
 
-def _passed(span: Span, holders: Sequence[TrimLimit]) -> bool:
+def _passed(span: LedgerSpan, holders: Sequence[TrimLimit]) -> bool:
     return _holder(span, holders) is None
 
 
-def _holder(span: Span, holders: Sequence[TrimLimit]) -> TrimLimit | None:
+def _holder(span: LedgerSpan, holders: Sequence[TrimLimit]) -> TrimLimit | None:
     """Returns the first holder that still needs the ledger; None if none does."""
     if span.last_entry < 0:
         return None
@@ -618,7 +618,7 @@ def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, boo
 # Runs of contiguous values in bitmaps, found in logarithmically many steps.
 
 
-def run_end(entries: BitMap, first: int) -> int:
+def find_end_of_contiguous(entries: BitMap, first: int) -> int:
     """Returns the last of the consecutive values in `entries` that begin with `first`. The set must contain `first`."""
     low, step = first, 1
     while entries.contains_range(low, low + step + 1):
@@ -697,7 +697,7 @@ class CommittedShape(LogShape):
             aborted = decided.aborted.get(position[0])
             if aborted is None or position[1] < 0 or position[1] not in aborted:
                 break
-            position = self._following(Position(position[0], run_end(aborted, position[1])))
+            position = self._following(Position(position[0], find_end_of_contiguous(aborted, position[1])))
         return position
 
     def _following(self, position: Position) -> Position:

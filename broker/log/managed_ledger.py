@@ -12,10 +12,9 @@ Rules (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35); the caller make
   because it has the next index.
 - A ledger is **deleted** only when the stored list does not name it. If that fails, the ledger only takes disk space.
 - A ledger **ends** where its metadata says, whichever broker closed it; its end is never guessed.
-Bounds: `LEDGERS_MAX` ledgers in a list; while bookies or the metadata are down, one try each `REROUTE_RETRY_S` until
-the caller's deadline cancels. TopicFenced at any change means that another broker has claimed the list; the caller must
-stop all work.
-Guarding tests: tests/broker/log/test_topic_log.py.
+Bounds: `LEDGERS_PER_TOPIC_MAX` ledgers in a list; while bookies or the metadata are down, one try each
+`REROUTE_RETRY_S` until the caller's deadline cancels. TopicFenced at any change means that another broker has claimed
+the list; the caller must stop all work. Guarding tests: tests/broker/log/test_topic_log.py.
 
 Skipping lost entries of a topic (`SkipLostRequest`): only an operator does that.
 
@@ -27,11 +26,12 @@ gets TopicFenced. No ledger is deleted before that commit.
 
 - A ledger that has lost all entries is removed from the list. The last one of the list stays, empty, and is not read.
 - In another ledger the lost entries are a *hole*: consumers and readers continue after it.
-- Indexes of lost messages are not used again. If their number is not known, `LOST_INDEXES` indexes are left out.
+- Indexes of lost messages are not used again. If their number is not known, `INDEXES_SKIPPED_FOR_LOST` indexes are left
+out.
 - A ledger without a record counts as lost if its deletion was recorded (ledger/client.py). Otherwise bookies may still
   have its entries, and only `force` counts it as lost.
 - An entry that a replica may have which does not answer does not count as lost; with `force` it does.
-Bounds: `LOST_MAX` ranges in a record. Guarding tests: tests/broker/log/test_skip_lost.py.
+Bounds: `LOST_RANGES_MAX` ranges in a record. Guarding tests: tests/broker/log/test_skip_lost.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...ledger import client as deletions
 from ...ledger.client import LedgerIdTaken
 from ...ledger.placement_core import StripingReduction
-from ...ledger.recovery import ClosedByAnotherRecoverer, LedgerNotInRecovery, Run
+from ...ledger.recovery import ClosedByAnotherRecoverer, EntryIdRange, LedgerNotInRecovery
 from ...metadata import paths
 from ...metadata.records import (
     CLOSED,
@@ -78,10 +78,10 @@ from ...proto.errors import (
 )
 from ...proto.names import Position, TopicName
 from ...runtime.network import World
-from ..common.config import LedgerReplication, Policy
+from ..common.config import GetReplicationPolicy, LedgerReplication
 from ..common.retry import LogThrottle
 from .cache import StoredEntry, TailCache
-from .log_shape_core import LogShape, Span
+from .log_shape_core import LedgerSpan, LogShape
 from .reader import TopicLogReader
 
 # --------------------------------------------------------------------------------------------------- ledger_list
@@ -196,7 +196,7 @@ WAIT_REPORT_INTERVAL_S = 2.0
 """
 REROUTE_RETRY_S = 0.2
 """Seconds between two tries to end a ledger or to make one: bookies and metadata need a moment to return."""
-LEDGERS_MAX = 5_000
+LEDGERS_PER_TOPIC_MAX = 5_000
 """A list so long (0.8 MB of the 1 MiB that a node holds) gets new ledgers only when one fails: a list that cannot be
 written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
 
@@ -205,7 +205,7 @@ NO_REPLICATION_REQUESTED = LedgerReplication(1, 1, 1)
 """The replication that the policy wants, before the first ledger is made."""
 
 
-Claims = Callable[[TopicName, TopicRecord, str], Sequence[NodeUpdate]]
+MakeClaimUpdates = Callable[[TopicName, TopicRecord, str], Sequence[NodeUpdate]]
 """(topic, its record, the claim) → changes that set the same claim in other records of the topic, for the commit that
 claims the topic. A record that is left out is claimed when it is opened."""
 
@@ -226,7 +226,7 @@ class ManagedLedger:
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
-        replication: Policy, shrink: StripingReduction, claims: Claims = make_no_extra_claims,
+        replication: GetReplicationPolicy, shrink: StripingReduction, claims: MakeClaimUpdates = make_no_extra_claims,
     ) -> None:  # fmt: skip
         self.shape = LogShape()
         self.reader = TopicLogReader(ledgers, self.shape, cache)
@@ -249,7 +249,7 @@ class ManagedLedger:
     @property
     def has_room(self) -> bool:
         """Returns True if another ledger may be added to the list: it has fewer than LEDGERS_MAX."""
-        return len(self.listed.record.ledgers) < LEDGERS_MAX
+        return len(self.listed.record.ledgers) < LEDGERS_PER_TOPIC_MAX
 
     # ------------------------------------------------------------------ taking over
     async def read_ledger_list(self) -> None:
@@ -292,7 +292,7 @@ class ManagedLedger:
                 claims = ()  # each is claimed when it is opened
         self._end = None
         for each in kept:
-            self.shape.add(Span(
+            self.shape.add(LedgerSpan(
                 each.ledger_id, each.first_index, each.entries - 1, each.end_index, each.size,
                 closed_ms=each.closed_ms,
             ))  # fmt: skip
@@ -306,7 +306,7 @@ class ManagedLedger:
     async def _recover(self, known: TopicLedger, *, joined: bool) -> TopicLedger:
         try:
             if joined:
-                reader, self._end = await self._ledgers.recover_until_close(known.ledger_id)
+                reader, self._end = await self._ledgers.recover_without_close(known.ledger_id)
             else:
                 reader = await self._ledgers.recover(known.ledger_id)
         except LedgerNotFound as error:
@@ -317,7 +317,7 @@ class ManagedLedger:
         except (Unavailable, NotEnoughBookies) as error:
             if not await self._ledgers.make_lost_entries_search(
                 await self._ledgers.read_record(known.ledger_id)
-            ).is_beyond_recovery():
+            ).is_unrecoverable():
                 raise
             text = f"ledger {known.ledger_id}, the last of topic {self._topic}, was on bookies that were forgotten"
             raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
@@ -393,7 +393,7 @@ class ManagedLedger:
     async def apply_added_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
         """Called after `add_ledger`: adds the new ledger to the shape, and removes and deletes the ledgers `empty`."""
         self._discard_ledgers(empty)
-        self.shape.add(Span(writer.ledger_id, end_index, open=True))
+        self.shape.add(LedgerSpan(writer.ledger_id, end_index, open=True))
         self.reader.add_writer(writer)
         await self.delete_ledgers(empty)
 
@@ -500,9 +500,9 @@ def _closed(ledger: TopicLedger, last_entry: int, size: int, end_index: int, now
     )  # fmt: skip
 
 
-LOST_INDEXES = 1 << 32
+INDEXES_SKIPPED_FOR_LOST = 1 << 32
 """Indexes left free after a ledger whose number of messages is not known: more than a ledger has."""
-LOST_MAX = 1000
+LOST_RANGES_MAX = 1000
 """Ranges in a topic's record, about 100 KB; those of ledgers that are gone are dropped first, the oldest first."""
 
 
@@ -634,7 +634,7 @@ class SkipLostRequest:
             if found.lost and found.lost[-1][1] == last:
                 begins = found.lost[-1][0]
                 runs = runs[:-1]
-            tail = [self._range(row, (begins, -1), row.end_index, row.end_index + LOST_INDEXES, forced)]
+            tail = [self._range(row, (begins, -1), row.end_index, row.end_index + INDEXES_SKIPPED_FOR_LOST, forced)]
         whole = found.lost == [(0, last)] or last < 0
         if whole and (runs or tail):
             hole = tail[0] if tail else self._range(row, (0, last), row.first_index, row.end_index, forced)
@@ -661,7 +661,7 @@ class SkipLostRequest:
             _LOG.warning("%s: ledger %d cannot be recovered: %s", self._topic, row.ledger_id, error)
         lost = self._ledgers.make_lost_entries_search(await self._ledgers.read_record(row.ledger_id), force=self._force)
         try:
-            return await lost.close_ledger(), True
+            return await lost.close_unrecoverable_ledger(), True
         except LedgerNotInRecovery:
             raise
         except Unavailable as error:
@@ -674,12 +674,12 @@ class SkipLostRequest:
             self._silent.add(f"the bookies of ledger {row.ledger_id}, whose record is missing,")
             return _InspectedLedger(row, [])
         if row.entries < 0:
-            hole = self._range(row, (0, -1), row.first_index, row.first_index + LOST_INDEXES, forced)
+            hole = self._range(row, (0, -1), row.first_index, row.first_index + INDEXES_SKIPPED_FOR_LOST, forced)
         else:
             hole = self._range(row, (0, row.entries - 1), row.first_index, row.end_index, forced)
         return _InspectedLedger(_emptied(row, hole.end_index), [hole], gone=True)
 
-    def _range(self, row: TopicLedger, run: Run, first_index: int, end_index: int, forced: bool) -> LostRange:
+    def _range(self, row: TopicLedger, run: EntryIdRange, first_index: int, end_index: int, forced: bool) -> LostRange:
         return LostRange(
             ledger_id=row.ledger_id, first_entry=run[0], last_entry=run[1], first_index=first_index,
             end_index=end_index, skipped_ms=self._world.clock.wall_ms(), forced=forced,
@@ -690,7 +690,7 @@ class SkipLostRequest:
         (found,) = await reader.read(entry, entry)
         return StoredEntry.parse(Position(row.ledger_id, entry), found.payload)
 
-    async def _end_index(self, reader: LedgerReader, row: TopicLedger, lost: Sequence[Run]) -> int:
+    async def _end_index(self, reader: LedgerReader, row: TopicLedger, lost: Sequence[EntryIdRange]) -> int:
         """Returns the index after the last message in the last entry of the ledger that still exists."""
         last = reader.record.last_entry
         if lost and lost[-1][1] == last:
@@ -723,10 +723,12 @@ def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[Lo
     Raises InvalidRequest if there are too many ranges in ledgers that still exist."""
     listed, least = {each.ledger_id for each in rows}, max((each.end_index for each in lost), default=0)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
-    drop = set(gone[: max(0, len(lost) - LOST_MAX)])
+    drop = set(gone[: max(0, len(lost) - LOST_RANGES_MAX)])
     kept = tuple(each for each in lost if each not in drop)
-    if len(kept) > LOST_MAX:
-        raise InvalidRequest(f"{len(kept)} ranges are lost, and a topic notes up to {LOST_MAX}: pass over one ledger")
+    if len(kept) > LOST_RANGES_MAX:
+        raise InvalidRequest(
+            f"{len(kept)} ranges are lost, and a topic notes up to {LOST_RANGES_MAX}: pass over one ledger"
+        )
     return kept
 
 

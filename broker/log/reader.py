@@ -26,10 +26,10 @@ from ...proto.names import Position
 from ..common.retry import SharedCallsByKey
 from .cache import StoredEntry, TailCache
 from .log_shape_core import (
-    LOST_ENTRIES_TRIED_MAX,
+    LOST_ENTRY_READS_MAX,
     EntrySearchResult,
+    LedgerSpan,
     LogShape,
-    Span,
     find_first_entry_by_bisection,
     make_data_lost_error,
 )
@@ -107,7 +107,7 @@ class TopicLogReader:
         LOST_ENTRIES_TRIED_MAX entries, so the range may be longer."""
         ledger_id, last = position
         span = self._shape.find_span_of_ledger(ledger_id)
-        end = last if span is None else min(span.last_entry, last + LOST_ENTRIES_TRIED_MAX)
+        end = last if span is None else min(span.last_entry, last + LOST_ENTRY_READS_MAX)
         while last < end:
             following = Position(ledger_id, last + 1)
             if self.get(following) is not None or self._shape.skipped_lost_range(following) is not None:
@@ -226,7 +226,7 @@ class TopicLogReader:
     def _end_position(self) -> PositionAndIndex:
         return PositionAndIndex(self._shape.position_after(self._shape.last_position), self._shape.end_index)
 
-    async def _after(self, span: Span) -> PositionAndIndex:
+    async def _after(self, span: LedgerSpan) -> PositionAndIndex:
         """Returns the position of the first entry after the span, and the index of its first message."""
         position = self._shape.next_unskipped_position(Position(span.ledger_id, span.last_entry + 1))
         return (
@@ -235,14 +235,14 @@ class TopicLogReader:
             else self._end_position()
         )
 
-    def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
+    def _is_any_before(self, span: LedgerSpan, entry: StoredEntry | None) -> bool:
         """Returns True if the ledger has an entry before `entry`. `entry` None: if the ledger has any entry."""
         first = self._shape.next_unskipped_position(Position(span.ledger_id, 0))
         return self._shape.has_entry(first) and first < (
             Position(span.ledger_id + 1, 0) if entry is None else entry.position
         )
 
-    async def _since(self, span: Span, time_ms: int) -> EntrySearchResult:
+    async def _since(self, span: LedgerSpan, time_ms: int) -> EntrySearchResult:
         """Finds the first entry of the ledger that arrived at or after `time_ms`. Does not search a ledger whose last
         entry arrived before that."""
         last = await self._one(span, span.last_entry)
@@ -250,7 +250,7 @@ class TopicLogReader:
             return EntrySearchResult(None)
         return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
 
-    async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
+    async def _one(self, span: LedgerSpan, entry_id: int) -> StoredEntry | None:
         """Returns the entry with this id; None if it is lost."""
         if self._shape.skipped_lost_range(Position(span.ledger_id, entry_id)) is not None:
             return None
@@ -265,7 +265,7 @@ class TopicLogReader:
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 
-    async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> EntrySearchResult:
+    async def _first(self, span: LedgerSpan, reached: Callable[[StoredEntry], bool]) -> EntrySearchResult:
         """Finds the first entry of the ledger for which the function `reached` returns True. `reached` must return True
         for all later entries, too."""
         return await find_first_entry_by_bisection(

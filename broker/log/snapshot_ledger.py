@@ -10,7 +10,8 @@ Rules (docs of the callers say what a snapshot is)
 - **One writer.** `recover_state` fences the former owner's ledger. A ledger that was recovered is never written again:
   the first write of an owner rolls. The record changes by compare-and-set on the claim of an owner (`name`), so a
   former owner cannot switch to a ledger of its own either.
-- **Rolling** happens in the order of `ROLL`. The old ledger is not written again from `name` on, even when the outcome
+- **Rolling** happens in the order of `ROLL_STEPS`. The old ledger is not written again from `name` on, even when the
+outcome
   of `name` is unknown: the record may name the new one. A crash between two steps leaves a ledger that no record names:
   it costs space and nothing else.
 - **A new ledger that fails** is deleted only when it is certain that no record names it: before `name` began, or when
@@ -36,13 +37,13 @@ from typing import Generic, Protocol, TypeVar
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
 from ...proto.names import TopicName
-from ..common.config import BrokerConfig, Policy
+from ..common.config import BrokerConfig, GetReplicationPolicy
 from .log_shape_core import get_allowed_striping_reduction
 from .managed_ledger import TopicFenced
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
-ROLL = ("create", "append", "name", "delete")
+ROLL_STEPS = ("create", "append", "name", "delete")
 """The steps of `SnapshotLedger.roll_ledger`: create a ledger, append the whole state to it, name it in the record,
 delete the old ledger."""
 
@@ -76,7 +77,12 @@ class TopicStateLedgers:
     __slots__ = ("_ledgers", "_properties", "_replication", "_shrink", "_topic")
 
     def __init__(
-        self, ledgers: LedgerClient, config: BrokerConfig, replication: Policy, topic: TopicName, **properties: str
+        self,
+        ledgers: LedgerClient,
+        config: BrokerConfig,
+        replication: GetReplicationPolicy,
+        topic: TopicName,
+        **properties: str,
     ) -> None:
         self._ledgers = ledgers
         self._shrink = get_allowed_striping_reduction(degraded_writes=config.degraded_writes)
@@ -224,9 +230,9 @@ class SnapshotLedger(Generic[P]):
         return True
 
     async def roll_ledger(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
-        """Switches to a new ledger that begins with these entries, in the order of `ROLL`. `name`: a function that
-        stores the id of the new ledger in the topic's or subscription's record. Raises any error of `name` or of the
-        new ledger; if the error comes after `append`, no ledger is open for writing."""
+        """Switches to a new ledger that begins with these entries, in the order of `ROLL_STEPS`. `name`: a function
+        that stores the id of the new ledger in the topic's or subscription's record. Raises any error of `name` or of
+        the new ledger; if the error comes after `append`, no ledger is open for writing."""
         writer, unnamed = await self._ledgers.create_ledger(), True
         try:
             await append_and_wait(writer, entries)

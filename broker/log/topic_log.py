@@ -1,6 +1,6 @@
 """The log of a persistent topic: how a broker takes it over, which ledger it writes, and when it begins the next one.
 
-**Take-over** happens in the order of `TAKE_OVER` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
+**Take-over** happens in the order of `TAKE_OVER_STEPS` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
 
     read_ledger_list   reads the topic's record with the list of ledgers
     recover_ledgers    recovers each ledger that is not known to be closed, the last one first: its writer is fenced for
@@ -52,16 +52,16 @@ from ...proto.errors import (
 )
 from ...proto.names import Position, TopicName
 from ...proto.states import TopicState
-from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.metrics import DURATION_BOUNDS, Histogram
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end
-from ..common.config import BrokerConfig, LedgerReplication, Policy
+from ..common.config import BrokerConfig, GetReplicationPolicy, LedgerReplication
 from ..common.refusals import PublishRefusal
 from .appender import LogAppender, Publish, SlowPublishLog
 from .cache import TailCache
 from .log_queue_core import LogQueue
 from .log_shape_core import get_allowed_striping_reduction
-from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_extra_claims
+from .managed_ledger import MakeClaimUpdates, ManagedLedger, TopicFenced, make_no_extra_claims
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
@@ -83,11 +83,11 @@ class TopicLog:
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
-        topic: TopicName, *, replication: Policy, on_confirmed: Callable[[], None],
+        topic: TopicName, *, replication: GetReplicationPolicy, on_confirmed: Callable[[], None],
         on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
         on_ledger_delayed: Callable[[MagnetarError], None] = lambda error: None,
-        claims: Claims = make_no_extra_claims,
+        claims: MakeClaimUpdates = make_no_extra_claims,
         slow_publishes: SlowPublishLog | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
@@ -114,7 +114,7 @@ class TopicLog:
         self._appender = LogAppender(
             world.clock, self._managed_ledger, cache, config, self._tasks, on_confirmed=on_confirmed,
             on_delayed=on_delayed,
-            on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
+            on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(DURATION_BOUNDS),
             slow_publishes=slow_publishes or SlowPublishLog(world.clock, 0.0),
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class TopicLog:
             await self._take_over()
 
     async def _take_over(self) -> None:
-        for step in TAKE_OVER:
+        for step in TAKE_OVER_STEPS:
             await step(self)
 
     async def read_ledger_list(self) -> None:
@@ -467,5 +467,5 @@ class TopicLog:
         return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}
 
 
-TAKE_OVER = (TopicLog.read_ledger_list, TopicLog.recover_ledgers, TopicLog.claim_ledger_list, TopicLog.serve)
+TAKE_OVER_STEPS = (TopicLog.read_ledger_list, TopicLog.recover_ledgers, TopicLog.claim_ledger_list, TopicLog.serve)
 """The order of a take-over."""

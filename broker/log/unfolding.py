@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...proto.compression import decompress_to_mapping
-from ...proto.entry import PROPERTIES_LONG, collect_item_keys, parse_stored_head
+from ...proto.entry import MANY_PROPERTIES, collect_item_keys, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import compute_key_slot
@@ -27,9 +27,9 @@ from ...runtime.alarm import EventLoopSlices
 from ...runtime.files import Buffer
 from ...runtime.network import World
 
-LONG_BYTES = 1 << 20
+THREAD_UNFOLD_BYTES = 1 << 20
 """Most bytes that are decompressed in the event loop: less than a millisecond."""
-LONG_MESSAGES = 1000
+THREAD_UNFOLD_MESSAGES = 1000
 """Most messages that are parsed in the event loop, a client's batch by default: half a millisecond, and 3 ms when each
 has another key."""
 _MESSAGES_AT_ONCE = 500
@@ -43,9 +43,9 @@ def is_entry_slow_to_parse(metadata: MessageMetadata) -> bool:
     """Returns True if an entry with this metadata takes long to parse, because it has many messages, many uncompressed
     bytes, or many properties."""
     return (
-        metadata.num_messages_in_batch > LONG_MESSAGES
-        or metadata.uncompressed_size > LONG_BYTES
-        or len(metadata.properties) > PROPERTIES_LONG
+        metadata.num_messages_in_batch > THREAD_UNFOLD_MESSAGES
+        or metadata.uncompressed_size > THREAD_UNFOLD_BYTES
+        or len(metadata.properties) > MANY_PROPERTIES
     )
 
 

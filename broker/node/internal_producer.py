@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.broker.node.internal_producer")
 
-TIMEOUT_S = 30.0
-AT_ONCE = 16
+PUBLISH_TIMEOUT_S = 30.0
+REQUESTS_AT_ONCE = 16
 """Most producers at a time: dead letters are rare, and must not slow the broker for its clients."""
 
 
@@ -58,7 +58,7 @@ class InternalProducer:
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world
         self._endpoint = endpoint
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     async def publish_messages(
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
@@ -72,11 +72,11 @@ class InternalProducer:
         is unknown which entries are stored."""
         async with self._room:
             try:
-                async with asyncio.timeout(TIMEOUT_S):
+                async with asyncio.timeout(PUBLISH_TIMEOUT_S):
                     schema = await self._schema(*(written_for or (topic, 0)), schema_version)
                     return await self._publish(topic, producer_name, client_parts, spread, schema)
             except TimeoutError as error:
-                raise TimedOut(f"{topic}: not published within {TIMEOUT_S} s") from error
+                raise TimedOut(f"{topic}: not published within {PUBLISH_TIMEOUT_S} s") from error
 
     async def publish_copies(
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
@@ -106,7 +106,9 @@ class InternalProducer:
         me = self._world.network.connect(Endpoint.parse(self._endpoint()))
         try:
             wanted = wire.GetSchemaRequest(topic=topic.full, version=version, incarnation=incarnation)
-            found: wire.SchemaReply = await me.call(find_rpc("Broker", "GetSchema"), wanted, timeout_s=TIMEOUT_S)
+            found: wire.SchemaReply = await me.call(
+                find_rpc("Broker", "GetSchema"), wanted, timeout_s=PUBLISH_TIMEOUT_S
+            )
         finally:
             await me.close()
         return found.schema
@@ -121,11 +123,11 @@ class InternalProducer:
         owner: Channel | None = None
         try:
             asked = wire.PartitionsRequest(topic=topic.full, create=True)
-            found = await me.call(find_rpc("Broker", "Partitions"), asked, timeout_s=TIMEOUT_S)
+            found = await me.call(find_rpc("Broker", "Partitions"), asked, timeout_s=PUBLISH_TIMEOUT_S)
             if found.partitions:
                 topic = topic.with_partition(spread % found.partitions)
             there = await me.call(
-                find_rpc("Broker", "Lookup"), wire.LookupRequest(topic=topic.full), timeout_s=TIMEOUT_S
+                find_rpc("Broker", "Lookup"), wire.LookupRequest(topic=topic.full), timeout_s=PUBLISH_TIMEOUT_S
             )
             if not there.here:
                 owner = self._world.network.connect(Endpoint.parse(there.owner))
@@ -207,10 +209,10 @@ def _entry(metadata: MessageMetadata, payload: bytes, name: str, number: int, wa
 # Guards: tests/broker/grpc/test_transactions.py.
 
 
-SETTLE_S = 5.0
+SETTLE_TIMEOUT_S = 5.0
 """Seconds that one settlement at a topic of this broker may take: a slow topic delays the answers of others no longer.
 """
-OWNERS_MAX = 10_000
+CACHED_OWNERS_MAX = 10_000
 """Most owners of topics that are cached."""
 
 
@@ -249,7 +251,7 @@ class TopicTransactionSettler:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:
                 endpoint = await self._owner(topic)
-                if len(self._owners) >= OWNERS_MAX:
+                if len(self._owners) >= CACHED_OWNERS_MAX:
                     self._owners.clear()
                 self._owners[topic.full] = endpoint
             if endpoint:
@@ -276,4 +278,4 @@ class TopicTransactionSettler:
         loaded = await self._load(topic)
         if not isinstance(loaded, TransactionSettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")
-        return await loaded.settle(settlements, SETTLE_S)
+        return await loaded.settle(settlements, SETTLE_TIMEOUT_S)

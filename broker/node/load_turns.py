@@ -30,7 +30,7 @@ from ..common.config import BrokerConfig
 from ..log.cache import TailCache
 from ..topic.topic import Topic
 
-TURN_S, TURN_S_MAX = 1.0, 10.0
+TURN_INTERVAL_S, TURN_INTERVAL_S_MAX = 1.0, 10.0
 """Bounds of `load_turn_timeout_s`: a load takes some milliseconds when its bookies answer, and clients wait for 30
 s."""
 LOAD_TIME_SMOOTHING_DIVISOR = 8
@@ -58,7 +58,7 @@ class TopicLoadQueue:
     def load_turn_timeout_s(self) -> float:
         """Returns the seconds after which the turn of a load ends even if the load has not ended, so that the next
         topic can be loaded: from TURN_S to TURN_S_MAX."""
-        return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
+        return min(max(TURN_INTERVAL_S, 2 * self._usual_s), TURN_INTERVAL_S_MAX)
 
     def prioritize_topic_load(self, name: str) -> None:
         """Moves the load of a topic before the loads for which no producer waits, whether the load waits already or
@@ -173,18 +173,18 @@ class _Turn:
 
 _LOG = logging.getLogger("magnetar.broker")
 
-LOOK_S = 2.0
-TOPIC_BYTES = 7 << 10
-SUBSCRIPTION_BYTES = 4 << 10
-CLIENT_BYTES = 1 << 10
+MEMORY_MEASURE_INTERVAL_S = 2.0
+TOPIC_MEMORY_BYTES = 7 << 10
+SUBSCRIPTION_MEMORY_BYTES = 4 << 10
+CLIENT_MEMORY_BYTES = 1 << 10
 """Memory of a producer or consumer. With the two above: 12 KB for a topic with one of each (`python -m benchmarks
 topics`)."""
-CONNECTION_BYTES = 20 << 10
+CONNECTION_MEMORY_BYTES = 20 << 10
 """Memory of a connection (docs/performance.md)."""
 HOLES_BYTES_MIN = 64 << 10
 """Memory for holes that every subscription may have in any case: enough for acknowledging every second of 400,000
 entries."""
-STEP_BYTES = 16 << 20
+CACHE_SHRINK_STEP_BYTES = 16 << 20
 """Most bytes by which each cache shrinks per measurement: dropping these entries holds the loop a millisecond or
 two."""
 
@@ -242,14 +242,14 @@ class BrokerStateMemory:
         if not self._config.state_memory_bytes:
             return
         topics = list(loaded)
-        total = self._memory.connections * CONNECTION_BYTES
+        total = self._memory.connections * CONNECTION_MEMORY_BYTES
         holes: list[int] = []
         subscriptions = [each for topic in topics for each in topic.subscriptions.values()]
         turns = EventLoopSlices(self._clock)
         for topic in topics:
-            total += TOPIC_BYTES + CLIENT_BYTES * len(topic.producers)
+            total += TOPIC_MEMORY_BYTES + CLIENT_MEMORY_BYTES * len(topic.producers)
             for subscription in list(topic.subscriptions.values()):
-                total += SUBSCRIPTION_BYTES + CLIENT_BYTES * len(subscription.consumers)
+                total += SUBSCRIPTION_MEMORY_BYTES + CLIENT_MEMORY_BYTES * len(subscription.consumers)
                 if subscription.delayed is not None:
                     total += subscription.delayed.core.memory_bytes
                 if size := subscription.cursor.memory_bytes:
@@ -268,9 +268,9 @@ class BrokerStateMemory:
 
     def _resize(self, room: CacheLimits) -> None:
         tail, recent = self._cache, self._cache.recent
-        tail.resize(max(room.tail, min(tail.bytes_max, tail.bytes) - STEP_BYTES))
+        tail.resize(max(room.tail, min(tail.bytes_max, tail.bytes) - CACHE_SHRINK_STEP_BYTES))
         if recent is not None:
-            recent.resize(max(room.recent, min(recent.bytes_max, recent.bytes) - STEP_BYTES))
+            recent.resize(max(room.recent, min(recent.bytes_max, recent.bytes) - CACHE_SHRINK_STEP_BYTES))
         if bool(room.lacking) != self._lacked:
             self._lacked = bool(room.lacking)
             if self._lacked:

@@ -3,7 +3,7 @@
     survey = await runner.run_survey()  walks over all loaded topics, in slices of the event loop; returns the last
                                         survey if it is younger than SURVEY_S
     survey.total.backlog, survey.namespaces["public/default"].bytes_in
-    survey.largest["traffic"]           at most TOP topics, the largest first; also by "backlog" and by "age"
+    survey.largest["traffic"]           at most TOP_TOPICS topics, the largest first; also by "backlog" and by "age"
 
 The metrics (cli/run/metrics.py) and the summaries (broker/session/summaries.py) show the survey. A walk reads no entry,
 and messages do no work for it: a walk compares the counters of each topic with those of the previous walk. So totals
@@ -36,18 +36,18 @@ from ..topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
 
-SURVEY_S = 2.0
+SURVEY_CACHE_S = 2.0
 """Seconds for which a walk is shown again."""
-TOP = 50
+TOP_TOPICS = 50
 """Topics that are shown by each measure."""
-STRIDE = 16
+TOPICS_PER_CLOCK_READ = 16
 """Topics between two readings of the clock: less than 0.1 ms."""
 AGES_READ_MAX = 100
 """Entries that are read after a walk to learn how old the oldest message of a subscription is."""
-AGES_S = 2.0
+AGE_READ_TIMEOUT_S = 2.0
 """Seconds after which such reads are given up until the next walk."""
 
-MEASURES = ("traffic", "backlog", "age")
+TOPIC_MEASURES = ("traffic", "backlog", "age")
 
 
 class TopicGroupTotals(msgspec.Struct):
@@ -91,7 +91,7 @@ class LoadedTopicsSurvey(msgspec.Struct, frozen=True):
     total: TopicGroupTotals
     namespaces: Mapping[str, TopicGroupTotals]
     largest: Mapping[str, tuple[MeasuredTopic, ...]]  # by each of MEASURES, the largest first
-    full: tuple[str, ...] = ()  # at most TOP topics that take no publishes, because of their backlog quota
+    full: tuple[str, ...] = ()  # at most TOP_TOPICS topics that take no publishes, because of their backlog quota
 
     def count_topics(self) -> int:
         """Returns the number of topics in all namespaces of this survey."""
@@ -155,7 +155,7 @@ class _Walk:
         self.passed_s = passed_s
         self._groups = groups
         self.found: list[_Group] = []  # that have a topic
-        self.heaps: dict[str, list[tuple[float, int, MeasuredTopic]]] = {name: [] for name in MEASURES}
+        self.heaps: dict[str, list[tuple[float, int, MeasuredTopic]]] = {name: [] for name in TOPIC_MEASURES}
         self.ageless: list[Callable[[], Coroutine[Any, Any, object]]] = []  # the reads of ages
         self.full: list[str] = []
         self.walked = 0
@@ -173,7 +173,7 @@ class _Walk:
         sums.storage_bytes += log.shape.size if only is None else only.size
         if log.is_degraded:
             sums.degraded += 1
-        if topic.maintenance.quota is not None and len(self.full) < TOP:
+        if topic.maintenance.quota is not None and len(self.full) < TOP_TOPICS:
             self.full.append(topic.name.full)
         producers = len(topic.producers)
         if producers:
@@ -240,7 +240,7 @@ class _Walk:
 
     def _note(self, measure: str, size: float, topic: Topic, backlog: int, oldest: int) -> None:
         heap = self.heaps[measure]
-        if len(heap) < TOP:
+        if len(heap) < TOP_TOPICS:
             heappush(heap, (size, self.walked, MeasuredTopic(topic, topic.traffic.walked_rates, backlog, oldest)))
         elif size > heap[0][0]:
             facts = MeasuredTopic(topic, topic.traffic.walked_rates, backlog, oldest)
@@ -272,7 +272,7 @@ class TopicSurveyRunner:
         """Measures all loaded topics and returns the survey. If the last survey is not older than SURVEY_S seconds,
         returns it instead. Concurrent callers share one measurement."""
         last = self._last
-        if last is not None and self._clock.monotonic() - last.at_s < SURVEY_S:
+        if last is not None and self._clock.monotonic() - last.at_s < SURVEY_CACHE_S:
             return last
         return await self._runs.run(None, self._walk)
 
@@ -281,8 +281,8 @@ class TopicSurveyRunner:
         at_s = self._clock.monotonic()
         walk, turns = _Walk(max(at_s - before_s, 0.001), self._groups), EventLoopSlices(self._clock)
         topics = list(self._topics())
-        for start in range(0, len(topics), STRIDE):
-            for topic in topics[start : start + STRIDE]:
+        for start in range(0, len(topics), TOPICS_PER_CLOCK_READ):
+            for topic in topics[start : start + TOPICS_PER_CLOCK_READ]:
                 walk.add(topic)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
@@ -311,7 +311,7 @@ class TopicSurveyRunner:
 async def _read_ages(ageless: Sequence[Callable[[], Coroutine[Any, Any, object]]]) -> None:
     """Has the topics learn when the oldest messages of some subscriptions arrived, for the next walks."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(AGES_S):
+        async with asyncio.timeout(AGE_READ_TIMEOUT_S):
             for read in ageless:
                 try:
                     await read()

@@ -2,8 +2,8 @@
 Concurrent requests for a topic share one load.
 
 The services of the broker call the TopicManager. `start_owning_bundles` begins an ownership session; `close` ends it in
-order, `abandon_all` at once. Outside of an ownership session most calls raise Unavailable. A lost metadata session does
-not end the ownership session (ledger protocol §3.2):
+order, `abandon_all_topics` at once. Outside of an ownership session most calls raise Unavailable. A lost metadata
+session does not end the ownership session (ledger protocol §3.2):
 
     suspend_ownership   the broker continues to serve its topics. Calls that need the metadata wait
                         (metadata/session.py), so no bundle is claimed
@@ -52,7 +52,7 @@ from ...runtime.alarm import EventLoopSlices
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
 from ...runtime.config import measure_machine_memory
-from ...runtime.metrics import SECONDS, Histogram, MetricsPage
+from ...runtime.metrics import DURATION_BOUNDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import AccessGrants, Authorizer
@@ -72,9 +72,9 @@ from ..cluster.ownership import (
 )
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
-from ..common.config import BrokerConfig, MetricsTopics, OnOff, RuntimeSettings
+from ..common.config import BrokerConfig, MetricsLevel, OnOff, RuntimeSettings
 from ..common.refusals import check_incarnation
-from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
+from ..common.retry import METADATA_WAIT_S, LogThrottle, SharedCallsByKey
 from ..log.appender import SlowPublishLog
 from ..log.cache import TailCache
 from ..log.compaction import CompactedLedger
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
 
 
-PLACE_S = 1.0
+LEDGER_CREATABLE_CACHE_S = 1.0
 """Seconds for which the answer whether a ledger can be created is cached, and the longest wait for it."""
 
 
@@ -108,16 +108,17 @@ class BrokerReadinessCheck:
         self._config = config
         self._clock = clock
         self._ledgers = ledgers
-        self._placed = -PLACE_S, "which bookies there are is not known yet"  # when it was checked, and why not
+        # when it was checked, and why not
+        self._placed = -LEDGER_CREATABLE_CACHE_S, "which bookies there are is not known yet"
 
     async def why_not_ready(self) -> str:
         """Returns the reason why the broker is not ready to serve clients; "" if it is ready. Asks the bookies at most
-        once every PLACE_S seconds, because callers without authentication may call this method. If the bookies cannot
-        be listed within PLACE_S seconds, the broker counts as ready."""
+        once every LEDGER_CREATABLE_CACHE_S seconds, because callers without authentication may call this method. If the
+        bookies cannot be listed within LEDGER_CREATABLE_CACHE_S seconds, the broker counts as ready."""
         ledgers, now_s = self._ledgers(), self._clock.monotonic()
         if ledgers is None:
             return "the broker is not registered now"
-        if now_s - self._placed[0] >= PLACE_S:
+        if now_s - self._placed[0] >= LEDGER_CREATABLE_CACHE_S:
             self._placed = now_s, self._placed[1]  # others take the answer before
             self._placed = now_s, await self._why_no_place(ledgers)
         return self._placed[1]
@@ -126,7 +127,7 @@ class BrokerReadinessCheck:
         config = self._config
         shape = Striping(config.ensemble_size, config.write_quorum, config.ack_quorum)
         try:
-            async with asyncio.timeout(PLACE_S):
+            async with asyncio.timeout(LEDGER_CREATABLE_CACHE_S):
                 await ledgers.check_enough_bookies(
                     shape, shrink=get_allowed_striping_reduction(degraded_writes=config.degraded_writes)
                 )
@@ -142,20 +143,20 @@ _LOG = logging.getLogger("magnetar.broker")
 TOPICS_MAINTAINED_AT_ONCE = 16
 """Topics that are maintained at a time: a few that wait for bookies must not delay the others."""
 
-LOADED_AT_ONCE = 64
+TOPICS_LOADED_AT_ONCE = 64
 """Topics that are loaded at a time (load_turns.py): so many share a sync of the metadata and of a journal."""
 
-AT_ONCE = 100
+TOPICS_CHECKED_AT_ONCE = 100
 """Topics that are unloaded at a time when the broker closes, or checked at a time in a new session."""
 
-MOVED_AT_ONCE = 4
+BUNDLES_MOVED_AT_ONCE = 4
 """Bundles that are given away at a time: more would share the processor and the disk, and each pause would be longer.
 """
 
-ORDER_LOOK_S = 1.0
+ORDER_CHECK_INTERVAL_S = 1.0
 """Seconds after which a drain looks whether its order still stands: a read of the metadata."""
 
-SKIP_TRIES = 5
+SKIP_LOST_ATTEMPTS = 5
 """Attempts of a call that skips lost entries: it fails if a load that had begun before, or another broker, changes the
 topic's list of ledgers."""
 _UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
@@ -215,7 +216,7 @@ class _OwnershipSession:
     async def answers(self) -> bool:
         """Returns True if the metadata answers a read within PATIENCE_S."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(METADATA_WAIT_S):
                 await self.metadata.revision()
         except (TimeoutError, MagnetarError):
             return False
@@ -256,13 +257,13 @@ class TopicManager:
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
         self.reads = ReadMemoryBudget(config.read_memory_bytes)
         self.state = BrokerStateMemory(config, world.clock, self.cache, self.memory)
-        self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
+        self.publish_seconds = Histogram(DURATION_BOUNDS)  # of each entry of any topic: from arrival to confirmation
         self.slow_publishes = SlowPublishLog(world.clock, config.slow_publish_s)
         self.name = config.name or make_random_broker_name(world.rng)
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
-        self.load_seconds = Histogram(SECONDS)  # of each topic that was loaded, without its wait for a turn
+        self.load_seconds = Histogram(DURATION_BOUNDS)  # of each topic that was loaded, without its wait for a turn
         self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.balancing = BalancingState(world.clock.monotonic())
@@ -285,7 +286,7 @@ class TopicManager:
         self.readiness = BrokerReadinessCheck(
             config, world.clock, lambda: self._session.ledgers if self._session and self._session.settled else None
         )
-        self._turns = TopicLoadQueue(LOADED_AT_ONCE, world.clock)
+        self._turns = TopicLoadQueue(TOPICS_LOADED_AT_ONCE, world.clock)
         self._ending = Tasks()
         self._next_id = 0
         self._throttle = LogThrottle(world.clock)  # one for all topics: an error of one load is usually that of many
@@ -385,9 +386,10 @@ class TopicManager:
         await session.ownership.reclaim_bundles()
         await session.transactions.abandon_coordinators_taken_over()
         topics = list(self.loaded.values())
-        for start in range(0, len(topics), AT_ONCE):
+        for start in range(0, len(topics), TOPICS_CHECKED_AT_ONCE):
             await run_together(
-                [self._validate(session, topic) for topic in topics[start : start + AT_ONCE]], "topic-check"
+                [self._validate(session, topic) for topic in topics[start : start + TOPICS_CHECKED_AT_ONCE]],
+                "topic-check",
             )
         session.settled = True
 
@@ -395,14 +397,14 @@ class TopicManager:
         if not topic.owned() or not await topic.log.is_still_owned():
             topic.log.abandon(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
-    async def abandon_all(self, error: MagnetarError) -> None:
+    async def abandon_all_topics(self, error: MagnetarError) -> None:
         """Ends the ownership session and abandons all topics at once, because other brokers may own the topics already.
         Returns when the topics have ended. Raises Unavailable if there is no ownership session."""
         session = self._leave()
         session.metadata.stop_reconnecting()
         for topic in list(self.loaded.values()):
             topic.abandon(error)
-        await session.transactions.abandon_all(error)
+        await session.transactions.abandon_all_coordinators(error)
         await self._ending.drain()
         await session.close()
 
@@ -417,8 +419,10 @@ class TopicManager:
         await self._loading.wait_idle()
         await session.transactions.close()
         topics = list(self.loaded.values())
-        for start in range(0, len(topics), AT_ONCE):
-            await run_together([self._close_topic(topic) for topic in topics[start : start + AT_ONCE]], "topic-end")
+        for start in range(0, len(topics), TOPICS_CHECKED_AT_ONCE):
+            await run_together(
+                [self._close_topic(topic) for topic in topics[start : start + TOPICS_CHECKED_AT_ONCE]], "topic-end"
+            )
         self.loaded.clear()
         await self._ending.drain()
         try:
@@ -443,7 +447,7 @@ class TopicManager:
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        ownership, turns = session.ownership, asyncio.Semaphore(MOVED_AT_ONCE)
+        ownership, turns = session.ownership, asyncio.Semaphore(BUNDLES_MOVED_AT_ONCE)
         await ownership.store_draining(True)
         if not await ownership.has_other_brokers_in_group():
             return len(ownership.owner_record_paths)
@@ -454,7 +458,7 @@ class TopicManager:
             nonlocal looked_s, stands
             async with turns:
                 try:
-                    if ordered and stands and clock.monotonic() - looked_s >= ORDER_LOOK_S:
+                    if ordered and stands and clock.monotonic() - looked_s >= ORDER_CHECK_INTERVAL_S:
                         looked_s = clock.monotonic()
                         stands = await self._is_ordered_to_drain(session.metadata)
                     if stands:
@@ -520,10 +524,10 @@ class TopicManager:
             going.extend(topic for topic in self.loaded.values() if topic.owned is is_of_bundle)
             for topic in going:
                 topic.moves_to, self._moved[topic.name.full] = heir.endpoint, heir
-            for start in range(0, len(going), AT_ONCE):
+            for start in range(0, len(going), TOPICS_CHECKED_AT_ONCE):
                 await run_together([
                     self._unload(topic, NotOwner(f"topic {topic.name} moves to {heir.endpoint}", owner=heir.endpoint))
-                    for topic in going[start : start + AT_ONCE]
+                    for topic in going[start : start + TOPICS_CHECKED_AT_ONCE]
                 ], "topic-move")  # fmt: skip
             await session.transactions.unload_coordinator(path)
 
@@ -627,7 +631,7 @@ class TopicManager:
         session = self._session
         return await self.members.read_lists(None if session is None or not session.settled else session.metadata)
 
-    async def tidy_died_brokers(self) -> None:
+    async def update_dead_broker_records(self) -> None:
         """Called periodically, if there is a session: stores when this broker last saw brokers that have died, and
         deletes old records of them (`LastReadServerLists.update_last_seen_records`)."""
         session = self._session
@@ -776,16 +780,16 @@ class TopicManager:
                 going += [
                     topic for topic in self.loaded.values() if ownership.owner_record_path(topic.name, record) == path
                 ]
-                for start in range(0, len(going), AT_ONCE):
+                for start in range(0, len(going), TOPICS_CHECKED_AT_ONCE):
                     await run_together(
-                        [self._unload(topic) for topic in going[start : start + AT_ONCE]], "topic-unload"
+                        [self._unload(topic) for topic in going[start : start + TOPICS_CHECKED_AT_ONCE]], "topic-unload"
                     )
 
             await ownership.release_bundle(path, unload)
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
 
-    async def sum_bundles(self) -> dict[str, TopicGroupTotals]:
+    async def sum_traffic_by_bundle(self) -> dict[str, TopicGroupTotals]:
         """Returns the number, the producers and consumers, and the rates of the loaded topics of each bundle that this
         broker owns, by the path of its owner record. All other fields of the totals are 0. The rates are those of the
         last survey."""
@@ -848,7 +852,7 @@ class TopicManager:
     ) -> list[LostRange]:
         self._skipping[name.full] += 1
         try:
-            for _ in range(SKIP_TRIES):
+            for _ in range(SKIP_LOST_ATTEMPTS):
                 await self.unload_topic(name)
                 listed = ManagedLedgerRecord(session.metadata, name)
                 skip = SkipLostRequest(
@@ -863,9 +867,9 @@ class TopicManager:
                 return found
         finally:
             self._skipping -= Counter([name.full])
-        raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
+        raise Busy(f"topic {name} changed {SKIP_LOST_ATTEMPTS} times while it was looked at; try again", topic=name)
 
-    async def check_deletable(self, name: TopicName, *, force: bool) -> int:
+    async def check_topic_deletable(self, name: TopicName, *, force: bool) -> int:
         """Raises the error that `delete_topic` would raise now, such as Busy, TransactionsOpen, NotOwner or
         TopicNotFound. Otherwise returns the incarnation of the topic that `delete_topic` would delete. Changes
         nothing."""
@@ -906,10 +910,10 @@ class TopicManager:
                 if name.is_partition:
                     await forget()
                 else:
-                    await session.grants.delete_topic(name, still)
-                    await session.schemas.commit_topic_deletion(name, forget)
+                    await session.grants.delete_topic_grants(name, still)
+                    await session.schemas.delete_schemas_with_topic(name, forget)
             elif not name.is_partition:
-                await session.grants.delete_topic(name)
+                await session.grants.delete_topic_grants(name)
         except BadVersion as error:
             raise NotOwner(f"topic {name} was taken over or made anew while it was deleted", topic=name) from error
         finally:
@@ -940,7 +944,7 @@ class TopicManager:
         return self._runtime.balance or self.config.balance
 
     @property
-    def metrics_topics(self) -> MetricsTopics:
+    def metrics_topics(self) -> MetricsLevel:
         """Returns which topics have metrics of their own: the value that an operator set while the broker runs,
         otherwise the configured one."""
         return self._runtime.metrics_topics or self.config.metrics_topics

@@ -37,7 +37,7 @@ from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOw
 from ...proto.versions import PRODUCT
 from ...runtime.access import AUTHORIZATION_MAX, CREDENTIAL_SCHEMES, Caller
 from ...runtime.alarm import EventLoopSlices
-from ...runtime.budget import ROOM_S
+from ...runtime.budget import ROOM_POLL_S
 from ...runtime.files import Buffer
 from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
@@ -45,8 +45,15 @@ from ...runtime.tasks import Tasks
 from ..node.topic_manager import TopicManager
 from . import lookup
 from .consumer import PulsarConsumerHandler
-from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, PulsarFrameSplitter, SharedReceiveBuffer, encode_frame, parse_frame
-from .producer import PulsarProducerHandler, payload_bytes_max
+from .frames import (
+    FRAME_EXTRA_BYTES,
+    NO_REQUEST_ID,
+    PulsarFrameSplitter,
+    SharedReceiveBuffer,
+    encode_frame,
+    parse_frame,
+)
+from .producer import PulsarProducerHandler, compute_payload_bytes_max
 from .translate import find_pulsar_error_number
 
 if TYPE_CHECKING:
@@ -76,23 +83,23 @@ def parse_caller_credentials(caller: Caller, method: str, data: bytes) -> Caller
 
 
 KEEP_ALIVE_S = 30.0
-PINGS_MAX = 1_000
+PINGS_PER_CHECK_MAX = 1_000
 """Most pings and pongs between two checks of the clock: a client sends one in 30 s. Handling one costs 10 µs."""
-RENEW_S = 30.0
+CREDENTIALS_RENEW_AHEAD_S = 30.0
 LONG_FRAME_BYTES = 192 << 10
 """Size above which a frame must wait for memory: more than a batch of Pulsar's clients (128 KiB)."""
-HELD_BYTES = 8 << 20
-OUT_BYTES = 64 << 20
-REQUESTS_MAX = 1000
+HELD_FRAMES_BYTES_MAX = 8 << 20
+UNSENT_BYTES_MAX = 64 << 20
+RUNNING_REQUESTS_MAX = 1000
 FIRST_FRAME_BYTES = 64 << 10
-CROWDED_BYTES = 64 << 10
+CROWDED_QUEUE_BYTES = 64 << 10
 """Most bytes of unsent deliveries while the memory of the process is tight."""
-PATH = "/pulsar/Connect"
+CONNECT_OPERATION_PATH = "/pulsar/Connect"
 """The name of the connection in the audit log."""
 PROTOCOL_VERSION = 21
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
-Command = pulsar.BaseCommand
+PulsarCommand = pulsar.BaseCommand
 T = TypeVar("T")
 
 
@@ -137,14 +144,14 @@ class PulsarConnection:
         self._last_heard = self._clock.monotonic()
         self._pinged = self._challenged = False
         self._pings = 0  # pings and pongs since the last check of the clock
-        self._renew_s = RENEW_S  # how long before the credentials expire new ones are asked for
+        self._renew_s = CREDENTIALS_RENEW_AHEAD_S  # how long before the credentials expire new ones are asked for
         self._ended: MagnetarError | None = None  # why the connection ends; nothing is handled or delivered any more
         self._waits: asyncio.Task[Any] | None = None  # the task to be cancelled when the connection ends
         self._alarm: asyncio.TimerHandle | None = None  # the next check of the clock; None: check it now
-        self._takes: dict[int, Take] = {
+        self._takes: dict[int, CommandHandler] = {
             **self.handlers.command_handlers,
-            Command.PING: self._ping,
-            Command.PONG: self._pong,
+            PulsarCommand.PING: self._ping,
+            PulsarCommand.PONG: self._pong,
         }
 
     # ------------------------------------------------------------------ the stream
@@ -224,7 +231,7 @@ class PulsarConnection:
             command, rest = parse_frame(each)
             if self.version == 0:
                 await self._connect(command)
-            elif command.type == Command.AUTH_RESPONSE:
+            elif command.type == PulsarCommand.AUTH_RESPONSE:
                 await self._renew(command.auth_response.response)
             else:
                 for _ in self._handle_command(command, rest) or ():
@@ -233,11 +240,11 @@ class PulsarConnection:
             if turns.is_slice_used_up:
                 await turns.begin_slice()
 
-    def _handle_command(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+    def _handle_command(self, command: PulsarCommand, rest: memoryview) -> Iterator[None] | None:
         take = self._takes.get(command.type)
         if take is not None:
             return take(command, rest)
-        if command.type == Command.CONNECT:
+        if command.type == PulsarCommand.CONNECT:
             raise InvalidRequest("a second CONNECT")
         self.start_request(lookup.answer_command(self, command))
         return None
@@ -306,15 +313,19 @@ class PulsarConnection:
         """Whether a bound is exceeded, so that the connection must not be read before `_wait_room` returns."""
         self._count()
         requests = self._memory.requests
-        return self._held_bytes > HELD_BYTES or requests.held > requests.limit or self._counted_out > OUT_BYTES
+        return (
+            self._held_bytes > HELD_FRAMES_BYTES_MAX
+            or requests.held > requests.limit
+            or self._counted_out > UNSENT_BYTES_MAX
+        )
 
     async def _wait_room(self) -> None:
         """Waits until the connection may be read again. Raises ConnectionLost."""
-        while self._held_bytes > HELD_BYTES:
+        while self._held_bytes > HELD_FRAMES_BYTES_MAX:
             self._room.clear()
             await self._room.wait()
         await self._memory.requests.wait_room()
-        while self._stream.queued_bytes + self._out_bytes > OUT_BYTES:
+        while self._stream.queued_bytes + self._out_bytes > UNSENT_BYTES_MAX:
             await self.wait_drained()
         self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
@@ -330,12 +341,12 @@ class PulsarConnection:
         negative for entries that wait no longer. While more than HELD_BYTES wait, the connection is not read."""
         self._held_bytes += size
         self._count()
-        if self._held_bytes <= HELD_BYTES:
+        if self._held_bytes <= HELD_FRAMES_BYTES_MAX:
             self._room.set()
 
     # ------------------------------------------------------------------ who calls
-    async def _connect(self, command: Command) -> None:
-        if command.type != Command.CONNECT:
+    async def _connect(self, command: PulsarCommand) -> None:
+        if command.type != PulsarCommand.CONNECT:
             raise InvalidRequest("the first command is CONNECT")
         asked = command.connect
         if asked.proxy_to_broker_url or asked.original_principal:
@@ -353,14 +364,16 @@ class PulsarConnection:
         flags.supports_topic_watchers = lookup.supports_topic_patterns()
         self.send(encode_frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
-            max_message_size=payload_bytes_max(self.broker.config),
+            max_message_size=compute_payload_bytes_max(self.broker.config),
             magnetar_address=me.endpoint if (me := self.broker.own_broker_record) is not None else "",
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:
         """Authenticates the client with its first or its renewed credentials. Raises Unauthenticated, also if the role
         changes."""
-        principal = await self._callers.admit(parse_caller_credentials(self._stream.caller, method, data), PATH)
+        principal = await self._callers.admit(
+            parse_caller_credentials(self._stream.caller, method, data), CONNECT_OPERATION_PATH
+        )
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
         self._admitted.close()
@@ -369,13 +382,13 @@ class PulsarConnection:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
+        self._renew_s = min(CREDENTIALS_RENEW_AHEAD_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
         for handler in self.handlers.list_handlers():
             handler.on_credentials_renewed(principal)
 
     def _refuse(self, error: MagnetarError) -> NoReturn:
         self.send(encode_frame(error=pulsar.CommandError(
-            request_id=NO_REQUEST, error=find_pulsar_error_number(error), message=error.message
+            request_id=NO_REQUEST_ID, error=find_pulsar_error_number(error), message=error.message
         )))  # fmt: skip
         self._flush()
         raise error
@@ -421,7 +434,7 @@ class PulsarConnection:
         if self._ended is not None:
             return True
         answers = self._memory.answers
-        limit = STREAM_QUEUE_BYTES if answers.held <= answers.tight else CROWDED_BYTES
+        limit = STREAM_QUEUE_BYTES if answers.held <= answers.tight else CROWDED_QUEUE_BYTES
         return self._counted_out > limit or answers.held > answers.limit
 
     async def wait_drained(self) -> None:
@@ -432,7 +445,7 @@ class PulsarConnection:
         if self._ended is not None:
             raise self._ended
         while self.is_full:  # memory is tight  # noqa: ASYNC110
-            await asyncio.sleep(ROOM_S)
+            await asyncio.sleep(ROOM_POLL_S)
 
     def send_error(self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None) -> None:
         """Sends an ERROR command that answers the request `request_id`. `number`: the error number to send; None: the
@@ -450,12 +463,12 @@ class PulsarConnection:
         """Whether as many requests are in progress as are allowed. The limit grows by one for each producer and
         consumer, because an opening may wait for exclusive access until the client closes another producer, and the
         command that does so must be read."""
-        return len(self._tasks) >= REQUESTS_MAX + len(self.handlers.producers) + len(self.handlers.consumers)
+        return len(self._tasks) >= RUNNING_REQUESTS_MAX + len(self.handlers.producers) + len(self.handlers.consumers)
 
     async def _wait_turn(self) -> None:
         """Waits until the next command may be handled."""
         while self._busy:
-            await asyncio.sleep(ROOM_S)
+            await asyncio.sleep(ROOM_POLL_S)
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def start_request(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -474,16 +487,16 @@ class PulsarConnection:
         """Runs `work` in a task that is not cancelled when the connection ends; `close` waits for it."""
         self._leaving.spawn(work, "pulsar-leaves")
 
-    def _ping(self, command: Command, rest: memoryview) -> None:
+    def _ping(self, command: PulsarCommand, rest: memoryview) -> None:
         self._pong(command, rest)
         self.send(encode_frame(pong=pulsar.CommandPong()))
 
-    def _pong(self, command: Command, rest: memoryview) -> None:
+    def _pong(self, command: PulsarCommand, rest: memoryview) -> None:
         """Counts a PONG or a PING. Raises InvalidRequest if there are more than PINGS_MAX of them between two checks of
         the clock."""
         self._pings += 1
-        if self._pings > PINGS_MAX:
-            raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
+        if self._pings > PINGS_PER_CHECK_MAX:
+            raise InvalidRequest(f"more than {PINGS_PER_CHECK_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     def make_next_owner_fields(self, error: MagnetarError) -> dict[str, str]:
         """Returns the fields of a CLOSE command that name the broker to which the topic moves, as URLs. Returns {} if
@@ -511,7 +524,7 @@ class PulsarConnection:
         self._memory.answers.held -= self._counted_out
 
 
-Take = Callable[[Command, memoryview], Iterator[None] | None]
+CommandHandler = Callable[[PulsarCommand, memoryview], Iterator[None] | None]
 
 
 class PulsarHandlerTable:
@@ -524,15 +537,17 @@ class PulsarHandlerTable:
         self.producers: dict[int, PulsarProducerHandler] = {}
         self.consumers: dict[int, PulsarConsumerHandler] = {}
         self._lists = lookup.TopicListWatches(connection)
-        self.command_handlers: dict[int, Take] = {
-            Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
-            Command.REDELIVER_UNACKNOWLEDGED_MESSAGES: self._redeliver, Command.PRODUCER: self._open_producer,
-            Command.SUBSCRIBE: self._subscribe, Command.CLOSE_PRODUCER: self._close_producer,
-            Command.CLOSE_CONSUMER: self._close_consumer, Command.UNSUBSCRIBE: self._of_consumer,
-            Command.SEEK: self._of_consumer, Command.GET_LAST_MESSAGE_ID: self._of_consumer,
-            Command.CONSUMER_STATS: self._of_consumer,
-            Command.WATCH_TOPIC_LIST: lambda command, rest: self._lists.start_topic_watch(command.watch_topic_list),
-            Command.WATCH_TOPIC_LIST_CLOSE: lambda command,
+        self.command_handlers: dict[int, CommandHandler] = {
+            PulsarCommand.SEND: self._send, PulsarCommand.FLOW: self._flow, PulsarCommand.ACK: self._ack,
+            PulsarCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: self._redeliver,
+            PulsarCommand.PRODUCER: self._open_producer,
+            PulsarCommand.SUBSCRIBE: self._subscribe, PulsarCommand.CLOSE_PRODUCER: self._close_producer,
+            PulsarCommand.CLOSE_CONSUMER: self._close_consumer, PulsarCommand.UNSUBSCRIBE: self._of_consumer,
+            PulsarCommand.SEEK: self._of_consumer, PulsarCommand.GET_LAST_MESSAGE_ID: self._of_consumer,
+            PulsarCommand.CONSUMER_STATS: self._of_consumer,
+            PulsarCommand.WATCH_TOPIC_LIST: lambda command,
+            rest: self._lists.start_topic_watch(command.watch_topic_list),
+            PulsarCommand.WATCH_TOPIC_LIST_CLOSE: lambda command,
             rest: self._lists.stop_topic_watch(command.watch_topic_list_close),
         }  # fmt: skip
 
@@ -549,7 +564,7 @@ class PulsarHandlerTable:
         return [self._lists.close(), *[handler.leave() for handler in every]]
 
     # ------------------------------------------------------------------ producers
-    def _open_producer(self, command: Command, rest: memoryview) -> None:
+    def _open_producer(self, command: PulsarCommand, rest: memoryview) -> None:
         asked = command.producer
         known = self.producers.get(asked.producer_id)
         if known is not None and (not known.is_open or known.epoch >= asked.epoch):
@@ -569,13 +584,13 @@ class PulsarHandlerTable:
         self._connection.send_error(request_id, InvalidRequest(text))
         return False
 
-    def _send(self, command: Command, rest: memoryview) -> None:
+    def _send(self, command: PulsarCommand, rest: memoryview) -> None:
         handler = self.producers.get(command.send.producer_id)
         if handler is not None:
             handler.publish(command.send, rest)
         # else it was closed while this was on its way: the client sends it again to the next one
 
-    def _close_producer(self, command: Command, rest: memoryview) -> None:
+    def _close_producer(self, command: PulsarCommand, rest: memoryview) -> None:
         asked = command.close_producer
         handler = self.producers.pop(asked.producer_id, None)
         if handler is None:
@@ -589,7 +604,7 @@ class PulsarHandlerTable:
             del self.producers[handler.id]
 
     # ------------------------------------------------------------------ consumers
-    def _subscribe(self, command: Command, rest: memoryview) -> None:
+    def _subscribe(self, command: PulsarCommand, rest: memoryview) -> None:
         asked = command.subscribe
         known = self.consumers.get(asked.consumer_id)
         if known is not None and not known.must_resubscribe:
@@ -598,21 +613,21 @@ class PulsarHandlerTable:
             handler = self.consumers[asked.consumer_id] = PulsarConsumerHandler(self._connection, asked, known)
             handler.start_opening()
 
-    def _flow(self, command: Command, rest: memoryview) -> None:
+    def _flow(self, command: PulsarCommand, rest: memoryview) -> None:
         handler = self.consumers.get(command.flow.consumer_id)
         if handler is not None:
             handler.add_permits(command.flow.messagePermits)
 
-    def _ack(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+    def _ack(self, command: PulsarCommand, rest: memoryview) -> Iterator[None] | None:
         handler = self.consumers.get(command.ack.consumer_id)
         return handler.ack(command.ack) if handler is not None else None
 
-    def _redeliver(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+    def _redeliver(self, command: PulsarCommand, rest: memoryview) -> Iterator[None] | None:
         asked = command.redeliver_unacknowledged_messages
         handler = self.consumers.get(asked.consumer_id)
         return handler.redeliver(asked) if handler is not None else None
 
-    def _close_consumer(self, command: Command, rest: memoryview) -> None:
+    def _close_consumer(self, command: PulsarCommand, rest: memoryview) -> None:
         asked = command.close_consumer
         handler = self.consumers.pop(asked.consumer_id, None)
         if handler is None:
@@ -620,8 +635,8 @@ class PulsarHandlerTable:
         else:
             self._connection.start_uncancelled_cleanup(handler.close(asked.request_id))
 
-    def _of_consumer(self, command: Command, rest: memoryview) -> None:
-        asked = getattr(command, Command.Type.Name(command.type).lower())
+    def _of_consumer(self, command: PulsarCommand, rest: memoryview) -> None:
+        asked = getattr(command, PulsarCommand.Type.Name(command.type).lower())
         handler = self.consumers.get(asked.consumer_id)
         self._connection.start_request(lookup.answer_consumer_request(self._connection, command.type, asked, handler))
 

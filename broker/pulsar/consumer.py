@@ -31,7 +31,7 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.in_log_order import KeySharedOptions
 from ..subscription.core.subscription_types import find_subscription_type
 from . import translate
-from .frames import NO_REQUEST, encode_frame, encode_message_head
+from .frames import NO_REQUEST_ID, encode_frame, encode_message_head
 from .producer import has_txn, transaction_id_of
 from .translate import ensure_magnetar_error, find_pulsar_error_number
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 CLIENTS_IGNORING_TOPIC_END = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
 
-INDEX_ACKS = "magnetar.index_acks"
+INDEX_ACKS_PROPERTY = "magnetar.index_acks"
 """Property of a consumer: with the value true, it acknowledges by index, and what is acknowledged or filtered of a
 batch is hidden from it. Otherwise that begins with its first acknowledgement by index."""
-ACTIVE_NOTICE_S = 0.1
+ACTIVE_NOTICE_DELAY_S = 0.1
 """Seconds after which ACTIVE_CONSUMER_CHANGE is sent, for the last change only: Go's client registers a consumer after
 it handled the answer to SUBSCRIBE, and drops what comes earlier."""
-SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
+SLOT_REFUSALS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
 """Refusals of a Key_Shared consumer that are about its slots."""
 
 
@@ -106,7 +106,7 @@ class PulsarConsumerHandler:
         except Exception as error:
             connection.handlers.remove_consumer(self)
             why = ensure_magnetar_error(error)
-            assign = asked.subType == pulsar.CommandSubscribe.Key_Shared and why.fields.get("refusal") in SLOTS
+            assign = asked.subType == pulsar.CommandSubscribe.Key_Shared and why.fields.get("refusal") in SLOT_REFUSALS
             connection.send_error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
             return
         self.session = session
@@ -272,7 +272,7 @@ class PulsarConsumerHandler:
     def on_active_changed(self, active: bool) -> None:
         self._is_active = active
         if self._connection.version >= 12 and self._notice is None:
-            self._notice = asyncio.get_running_loop().call_later(ACTIVE_NOTICE_S, self._send_active)
+            self._notice = asyncio.get_running_loop().call_later(ACTIVE_NOTICE_DELAY_S, self._send_active)
 
     def _send_active(self) -> None:
         self._notice = None
@@ -302,7 +302,7 @@ class PulsarConsumerHandler:
         urls = self._connection.make_next_owner_fields(error) if error is not None else {}
         self._connection.send(
             encode_frame(close_consumer=pulsar.CommandCloseConsumer(
-                consumer_id=self.id, request_id=NO_REQUEST, **urls
+                consumer_id=self.id, request_id=NO_REQUEST_ID, **urls
             ))
         )  # fmt: skip
 
@@ -361,5 +361,5 @@ def parse_subscribe_command(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
         asked.priority_level, translate.make_property_map(asked.subscription_properties), asked.read_compacted,
         not asked.force_topic_creation, "", policy,
         schema=translate.parse_schema(asked.schema) if asked.HasField("schema") else None,
-        acks_by_index=any(pair.key == INDEX_ACKS and pair.value == "true" for pair in asked.metadata),
+        acks_by_index=any(pair.key == INDEX_ACKS_PROPERTY and pair.value == "true" for pair in asked.metadata),
     )  # fmt: skip

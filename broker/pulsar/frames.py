@@ -29,14 +29,14 @@ COMMAND_BYTES_MAX = 1 << 20
 FRAME_EXTRA_BYTES = 64 << 10
 """Bytes that a frame may have besides the largest payload: clients check only the payload against the limit, and send
 command and metadata with it."""
-CHUNK_BYTES = 64 << 10
+SHARED_BUFFER_BYTES = 64 << 10
 """Bytes of one read, except for the rest of a larger frame."""
-SMALL_BYTES = 16 << 10
+SMALL_FRAME_BYTES = 16 << 10
 """If less than this is left in a buffer, in bytes, it is not read into any more."""
-SPARE_BYTES_MAX = 2 << 20
+SPARE_BUFFER_BYTES_MAX = 2 << 20
 _NOTHING = memoryview(b"")
 
-NO_REQUEST = (1 << 64) - 1
+NO_REQUEST_ID = (1 << 64) - 1
 """The request id of a command that answers no request."""
 
 
@@ -46,7 +46,7 @@ _WITHOUT_TEXT = {
 }  # fmt: skip
 """Commands without texts that need to be checked; among them those that come with every message."""
 
-FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCommand.Type.items()}
+COMMAND_FIELD_NAMES: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCommand.Type.items()}
 """Name of the field of a BaseCommand, by its type."""
 
 
@@ -66,7 +66,7 @@ class SharedReceiveBuffer:
     def release(self, buffer: memoryview) -> None:
         """Gives a buffer back, so that other connections can use it. The largest buffer of at most SPARE_BYTES_MAX
         bytes is kept. The caller must not use the buffer afterwards."""
-        if len(self._buffer) < len(buffer) <= SPARE_BYTES_MAX:
+        if len(self._buffer) < len(buffer) <= SPARE_BUFFER_BYTES_MAX:
             self._buffer = buffer
 
 
@@ -87,7 +87,7 @@ class PulsarFrameSplitter:
         self._spare = spare
         self._buffer = _NOTHING
         self._begin = self._end = 0  # the part of the buffer that is received and not cut yet
-        self._largest = CHUNK_BYTES  # size of the largest complete frame so far
+        self._largest = SHARED_BUFFER_BYTES  # size of the largest complete frame so far
 
     @property
     def held_bytes(self) -> int:
@@ -109,8 +109,8 @@ class PulsarFrameSplitter:
         here, left = self._end - self._begin, len(self._buffer) - self._end
         if here >= 4 and self._begin + (wanted := self._frame_bytes()) > len(self._buffer) and wanted <= self._largest:
             self._make_room(wanted)
-        elif left == 0 or (left < SMALL_BYTES and here < SMALL_BYTES):
-            self._make_room(max(CHUNK_BYTES, 2 * here))
+        elif left == 0 or (left < SMALL_FRAME_BYTES and here < SMALL_FRAME_BYTES):
+            self._make_room(max(SHARED_BUFFER_BYTES, 2 * here))
         return self._buffer[self._end :]
 
     def on_bytes_received(self, size: int) -> bool:
@@ -168,7 +168,7 @@ def parse_frame(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
         command = pulsar.BaseCommand.FromString(bytes(frame[4 : 4 + size]))
     except DecodeError as error:
         raise InvalidRequest("a command that does not parse") from error
-    name = FIELDS[command.type]
+    name = COMMAND_FIELD_NAMES[command.type]
     if not command.HasField(name):
         raise InvalidRequest(f"a command {name} without its fields")
     if command.type not in _WITHOUT_TEXT:

@@ -14,9 +14,8 @@ Names are those of GET_TOPICS_OF_NAMESPACE: persistent topics that the caller ma
 partition. The pattern is matched by RE2 against `tenant/namespace/topic` without the number of a partition, in time
 linear in the name, whatever the pattern is. Without that library the flag `supports_topic_watchers` is not set, and the
 client asks for all names each minute. If the metadata does not answer, the watcher starts again and sends the
-difference. Bounds: `WATCHERS_MAX` of a connection, `PATTERN_MAX` characters, `RE2_BYTES` of memory for each.
-Guarding tests: tests/broker/pulsar/test_topic_lists.py.
-"""
+difference. Bounds: `WATCHERS_PER_CONNECTION_MAX` of a connection, `PATTERN_CHARACTERS_MAX` characters,
+`RE2_MEMORY_BYTES_MAX` of memory for each. Guarding tests: tests/broker/pulsar/test_topic_lists.py. """
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ from ...proto.operations import Permission
 from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version, encode_version
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.tasks import Tasks
-from ..cluster.policy_cache import Told, TopicRemoved, TopicsListed
+from ..cluster.policy_cache import TopicListChange, TopicRemoved, TopicsListed
 from ..session import summaries
 from ..session.topics import SchemaQueries, TopicQueries
 from ..transaction.coordinators import ASSIGN_TOPIC
@@ -62,13 +61,13 @@ from .translate import (
 if TYPE_CHECKING:
     from .connection import PulsarConnection
 
-Command = pulsar.BaseCommand
+PulsarCommand = pulsar.BaseCommand
 
 
-async def answer_command(connection: PulsarConnection, command: Command) -> None:
+async def answer_command(connection: PulsarConnection, command: PulsarCommand) -> None:
     """Carries out a command of the client and sends the answer, also if the command fails. A kind of command that the
     broker does not support is answered with an error; a kind that no client may send ends the connection."""
-    kind = Command.Type.Name(command.type).lower()
+    kind = PulsarCommand.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
     if answers is None or asked is None:
@@ -88,7 +87,7 @@ async def answer_command(connection: PulsarConnection, command: Command) -> None
 # ------------------------------------------------------------------ look-ups
 async def _lookup(connection: PulsarConnection, asked: pulsar.CommandLookupTopic) -> bytes:
     topic, broker = TopicName.parse(asked.topic), connection.broker
-    coordinator = producer.coordinator_of(topic)
+    coordinator = producer.get_coordinator_number(topic)
     if coordinator is not None:
         owner = await broker.transactions.find_owner(coordinator)
     else:
@@ -236,7 +235,7 @@ _ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[Any,
     "get_topics_of_namespace": (_topics, _failed),
     "get_schema": (_schema, _schema_failed),
     "get_or_create_schema": (_new_schema, _new_schema_failed),
-    **producer.ANSWERS,
+    **producer.TRANSACTION_COMMAND_ANSWERS,
 }
 
 
@@ -250,11 +249,11 @@ async def answer_consumer_request(
     try:
         if handler is None or handler.session is None:
             raise Unavailable("there is no consumer of this id")
-        if kind == Command.SEEK:
+        if kind == PulsarCommand.SEEK:
             await handler.seek(asked)
-        elif kind == Command.UNSUBSCRIBE:
+        elif kind == PulsarCommand.UNSUBSCRIBE:
             await handler.unsubscribe(force=asked.force)
-        elif kind == Command.GET_LAST_MESSAGE_ID:
+        elif kind == PulsarCommand.GET_LAST_MESSAGE_ID:
             connection.send(await _last(handler, asked.request_id))
             return
         else:
@@ -269,12 +268,12 @@ async def answer_consumer_request(
 
 
 def _of_consumer_failed(kind: int, request_id: int, error: MagnetarError, *, known: bool) -> bytes:
-    if kind == Command.CONSUMER_STATS:
+    if kind == PulsarCommand.CONSUMER_STATS:
         number = find_pulsar_error_number(error) if known else pulsar.ConsumerNotFound
         return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
             request_id=request_id, error_code=number, error_message=error.message
         ))  # fmt: skip
-    busy = kind == Command.UNSUBSCRIBE and find_pulsar_error_number(error) == pulsar.ServiceNotReady
+    busy = kind == PulsarCommand.UNSUBSCRIBE and find_pulsar_error_number(error) == pulsar.ServiceNotReady
     number = pulsar.MetadataError if busy or not known else find_pulsar_error_number(error)
     return encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message))
 
@@ -300,10 +299,10 @@ async def _stats(handler: PulsarConsumerHandler, request_id: int) -> bytes:
     ))  # fmt: skip
 
 
-WATCHERS_MAX = 100
-PATTERN_MAX = 1_000
-RE2_BYTES = 1 << 20
-AGAIN_S = 1.0
+WATCHERS_PER_CONNECTION_MAX = 100
+PATTERN_CHARACTERS_MAX = 1_000
+RE2_MEMORY_BYTES_MAX = 1 << 20
+WATCH_RETRY_S = 1.0
 """Seconds until a watcher starts again after the metadata did not answer."""
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
@@ -331,8 +330,8 @@ class TopicListWatches:
             self._connection.send_error(asked.request_id, Unavailable("there is a watcher of this id"))
             return
         try:
-            if len(self._watchers) >= WATCHERS_MAX:
-                raise NotAllowed(f"a connection carries {WATCHERS_MAX} watchers, and no more")
+            if len(self._watchers) >= WATCHERS_PER_CONNECTION_MAX:
+                raise NotAllowed(f"a connection carries {WATCHERS_PER_CONNECTION_MAX} watchers, and no more")
             watcher = _Watcher(self._connection, asked)
         except MagnetarError as error:
             self._connection.send_error(asked.request_id, error)
@@ -390,14 +389,14 @@ class _Watcher:
                 if not self.answered or not error.retryable:
                     raise
                 _LOG.info("the topics of %s are not watched for a moment: %s", self._namespace, error)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(WATCH_RETRY_S)
 
     async def _follow(self) -> None:
         principal = self._connection.caller.principal
         async for told in TopicQueries(self._connection.broker).watch_topics(self._namespace, 0, principal):
             await self._on_change(told)
 
-    async def _on_change(self, told: Told) -> None:
+    async def _on_change(self, told: TopicListChange) -> None:
         if isinstance(told, TopicsListed):
             now = await self._names_of(told.names)
             gone = self._known - now
@@ -448,14 +447,14 @@ def compile_topic_pattern(text: str) -> Callable[[str], bool]:
     """Returns a function that takes the full name of a topic, and returns True if the whole name matches the pattern;
     the domain before `://` is ignored in both. Raises InvalidRequest if the pattern is invalid or longer than
     PATTERN_MAX characters; NotAllowed if RE2 is not installed."""
-    if len(text) > PATTERN_MAX:
-        raise InvalidRequest(f"a pattern of {len(text)} characters is longer than {PATTERN_MAX}")
+    if len(text) > PATTERN_CHARACTERS_MAX:
+        raise InvalidRequest(f"a pattern of {len(text)} characters is longer than {PATTERN_CHARACTERS_MAX}")
     try:
         import re2
     except ImportError as error:
         raise NotAllowed("patterns are not matched here: google-re2 is not installed") from error
     options = re2.Options()
-    options.max_mem, options.log_errors = RE2_BYTES, False
+    options.max_mem, options.log_errors = RE2_MEMORY_BYTES_MAX, False
     try:
         compiled: Any = re2.compile(_without_domain(text), options)
     except re2.error as error:

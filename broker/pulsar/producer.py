@@ -42,30 +42,30 @@ from ...runtime.network import find_caller_network
 from ...runtime.tasks import run_and_clean_up
 from ..common.config import BrokerConfig
 from ..common.transactions import convert_join_answer_to_state
-from ..session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, metadata_bytes_max
+from ..session.producer import METADATA_BYTES_LIMIT, ProducerOptions, ProducerSession, compute_metadata_bytes_max
 from ..transaction.coordinators import ASSIGN_TOPIC
 from ..transaction.intents_core import TransactionEndVerb
-from .frames import NO_REQUEST, encode_frame, encode_receipt, parse_sent_entry
+from .frames import NO_REQUEST_ID, encode_frame, encode_receipt, parse_sent_entry
 from .translate import ensure_magnetar_error, find_pulsar_error_number, parse_schema
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
     from .connection import PulsarConnection
 
-WAIT_NOTICE_S = 0.05
+WAIT_NOTICE_DELAY_S = 0.05
 """Seconds after which a producer that waits for exclusive access gets a PRODUCER_SUCCESS that says so, which stops its
 client's timeout."""
-UNKNOWN = (1 << 64) - 1
+UNKNOWN_LEDGER_OR_ENTRY = (1 << 64) - 1
 """-1 as uint64: the ledger and entry id of a duplicate, whose position is not known."""
-TRANSACTIONAL = (TransactionAborted, TransactionEnded, TransactionFenced, TransactionForgotten)
+TRANSACTION_ERRORS = (TransactionAborted, TransactionEnded, TransactionFenced, TransactionForgotten)
 """Errors of a message whose transaction has ended: sent as NotAllowedError, because Java's client closes its connection
 at other numbers in a SEND_ERROR."""
-FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated, *TRANSACTIONAL)
+FINAL_PUBLISH_ERRORS = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated, *TRANSACTION_ERRORS)
 """Errors that are final for a message: it would fail again."""
 ENDED_BY_CHECKSUM = ("Pulsar-CPP", "Pulsar-Python", "pulsar-client-node")
 """Names of the C++ client and of those built on it. Only ChecksumError fails a message there: at any other number in a
 SEND_ERROR they reconnect and send the message again, for ever."""
-NOTHING = b""
+EMPTY_ENTRY = b""
 """Published instead of the entry of a SEND that is refused: the session refuses it, in the order of the SENDs."""
 
 
@@ -117,7 +117,7 @@ class PulsarProducerHandler:
             asked.topic, name, AccessMode(asked.producer_access_mode),
             {each.key: each.value for each in asked.metadata}, self.instance, self.epoch,
             asked.initial_subscription_name, asked.topic_epoch,
-            parse_schema(asked.schema) if asked.HasField("schema") else None, metadata_bytes_max(broker.config),
+            parse_schema(asked.schema) if asked.HasField("schema") else None, compute_metadata_bytes_max(broker.config),
         )  # fmt: skip
 
     async def _open(self) -> None:
@@ -125,7 +125,7 @@ class PulsarProducerHandler:
         try:
             options = self._options()
             if options.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE:
-                notice = asyncio.get_running_loop().call_later(WAIT_NOTICE_S, self._waits, options.name)
+                notice = asyncio.get_running_loop().call_later(WAIT_NOTICE_DELAY_S, self._waits, options.name)
             session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         except Exception as error:
             self._connection.handlers.remove_producer(self)
@@ -174,7 +174,7 @@ class PulsarProducerHandler:
             raise InvalidRequest("a producer publishes after it was opened")
         first, highest = sent.sequence_id, sent.highest_sequence_id
         why: MagnetarError | None = None
-        entry: Buffer = NOTHING
+        entry: Buffer = EMPTY_ENTRY
         try:
             entry = parse_sent_entry(rest)
             if highest and highest < first:
@@ -182,7 +182,7 @@ class PulsarProducerHandler:
             if has_txn(sent) and not _names_txn(entry):
                 raise InvalidRequest("a SEND names a transaction, and the metadata of its message does not")
         except InvalidRequest as error:
-            why, entry = error, NOTHING
+            why, entry = error, EMPTY_ENTRY
         self._sent.append((first, highest, why))
         if self._waiting or session.credit <= 0:
             self._waiting.append(bytes(entry))
@@ -203,7 +203,7 @@ class PulsarProducerHandler:
         self._receipt(*position)
 
     def on_duplicate(self, sequence_id: int) -> None:
-        self._receipt(UNKNOWN, UNKNOWN)
+        self._receipt(UNKNOWN_LEDGER_OR_ENTRY, UNKNOWN_LEDGER_OR_ENTRY)
 
     def _receipt(self, ledger_id: int, entry_id: int) -> None:
         first, highest, _ = self._sent.popleft()
@@ -213,7 +213,7 @@ class PulsarProducerHandler:
         """Does nothing, because Pulsar's protocol has no command that says why publishes wait for their outcome."""
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        if isinstance(error, FINAL):
+        if isinstance(error, FINAL_PUBLISH_ERRORS):
             self._send_error(error)
         else:
             self._end_with(error)
@@ -221,7 +221,7 @@ class PulsarProducerHandler:
     def _send_error(self, error: MagnetarError) -> None:
         first, highest, why = self._sent.popleft()
         error = why or error
-        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else find_pulsar_error_number(error)
+        number = pulsar.NotAllowedError if isinstance(error, TRANSACTION_ERRORS) else find_pulsar_error_number(error)
         if number == pulsar.NotAllowedError and self._connection.client.startswith(ENDED_BY_CHECKSUM):
             number = pulsar.ChecksumError
         self._connection.send(encode_frame(send_error=pulsar.CommandSendError(
@@ -238,7 +238,7 @@ class PulsarProducerHandler:
         if not self._over:
             self._connection.send(
                 encode_frame(close_producer=pulsar.CommandCloseProducer(
-                    producer_id=self.id, request_id=NO_REQUEST, **self._connection.make_next_owner_fields(error)
+                    producer_id=self.id, request_id=NO_REQUEST_ID, **self._connection.make_next_owner_fields(error)
                 ))
             )  # fmt: skip
             self.remove_and_leave()
@@ -292,10 +292,10 @@ def _names_txn(entry: Buffer) -> bool:
         return True
 
 
-def payload_bytes_max(config: BrokerConfig) -> int:
+def compute_payload_bytes_max(config: BrokerConfig) -> int:
     """Returns the size limit for payloads that is sent to clients, in bytes: `max_message_bytes`, or less if a ledger
     entry would otherwise have too little room for the metadata of the message."""
-    return max(1, config.max_message_bytes - METADATA_BYTES + metadata_bytes_max(config))
+    return max(1, config.max_message_bytes - METADATA_BYTES_LIMIT + compute_metadata_bytes_max(config))
 
 
 # --------------------------------------------------------------------------------------------------------- transactions
@@ -312,9 +312,9 @@ def payload_bytes_max(config: BrokerConfig) -> int:
 # the coordinator up and repeats the request; a repeated END_TXN gets the same answer. Guards:
 # tests/broker/pulsar/test_transactions.py, tests/interop.
 
-ADDED_MAX = 1000
+TOPICS_ADDED_MAX = 1000
 """Most topics or subscriptions in one ADD command."""
-NEW_TXN = "new_txn_response"
+NEW_TXN_RESPONSE = "new_txn_response"
 _ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
 """Errors after which the client looks the coordinator up and asks again."""
 
@@ -331,7 +331,7 @@ def transaction_id_of(command: Any) -> TxnId:
     return TxnId.from_numbers(command.txnid_most_bits, command.txnid_least_bits)
 
 
-def coordinator_of(topic: TopicName) -> int | None:
+def get_coordinator_number(topic: TopicName) -> int | None:
     """Returns the number of the transaction coordinator that a partition of the topic `ASSIGN_TOPIC` stands for; None
     if `topic` is not such a partition."""
     return topic.partition if topic.is_partition and topic.base == ASSIGN_TOPIC else None
@@ -364,7 +364,7 @@ async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandN
     ))  # fmt: skip
 
 
-async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
+async def add_partitions_to_transaction(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
     """Checks that the caller may produce to the topics, and begins the timeout of the transaction. Returns the frame of
     the answer. Stores no topics: a topic joins the transaction with the first message. Raises Unauthorized,
     InvalidRequest or InvalidName if a topic is refused; TransactionAborted if the transaction has ended,
@@ -380,7 +380,7 @@ async def add_subscriptions_to_transaction(
     connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn
 ) -> bytes:
     """Checks that the caller may consume from the subscriptions, and begins the timeout of the transaction. Returns the
-    frame of the answer. Stores no subscriptions. Raises the same errors as `add_partitions`."""
+    frame of the answer. Stores no subscriptions. Raises the same errors as `add_partitions_to_transaction`."""
     txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     topics = _topics(each.topic for each in asked.subscription)
     for topic, each in zip(topics, asked.subscription, strict=True):
@@ -409,8 +409,8 @@ async def _here(connection: PulsarConnection, number: int) -> RunningCoordinator
 def _topics(names: Iterable[str]) -> list[TopicName]:
     """Parses names of topics. Raises InvalidName, or InvalidRequest if they are more than ADDED_MAX."""
     topics = [TopicName.parse(name) for name in names]
-    if len(topics) > ADDED_MAX:
-        raise InvalidRequest(f"{len(topics)} are added at once; {ADDED_MAX} at most")
+    if len(topics) > TOPICS_ADDED_MAX:
+        raise InvalidRequest(f"{len(topics)} are added at once; {TOPICS_ADDED_MAX} at most")
     return topics
 
 
@@ -436,7 +436,7 @@ def _failed(kind: str) -> Callable[[Any, MagnetarError], bytes]:
     time-out."""
 
     def make_failure_frame(asked: Any, error: MagnetarError) -> bytes:
-        answer = pulsar.TransactionResponse(txnid_most_bits=asked.tc_id) if kind == NEW_TXN else _done(asked)
+        answer = pulsar.TransactionResponse(txnid_most_bits=asked.tc_id) if kind == NEW_TXN_RESPONSE else _done(asked)
         answer.request_id, answer.error, answer.message = asked.request_id, _number(error), error.message
         return encode_frame(**{kind: answer})
 
@@ -447,11 +447,11 @@ def _number(error: MagnetarError) -> pulsar.ServerError:
     return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else find_pulsar_error_number(error)
 
 
-Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[Any, MagnetarError], bytes]]
-ANSWERS: dict[str, Answer] = {
+CommandAnswer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[Any, MagnetarError], bytes]]
+TRANSACTION_COMMAND_ANSWERS: dict[str, CommandAnswer] = {
     "tc_client_connect_request": (connect_coordinator, make_coordinator_refused_frame),
-    "new_txn": (begin_transaction, _failed(NEW_TXN)),
-    "add_partition_to_txn": (add_partitions, _failed("add_partition_to_txn_response")),
+    "new_txn": (begin_transaction, _failed(NEW_TXN_RESPONSE)),
+    "add_partition_to_txn": (add_partitions_to_transaction, _failed("add_partition_to_txn_response")),
     "add_subscription_to_txn": (add_subscriptions_to_transaction, _failed("add_subscription_to_txn_response")),
     "end_txn": (end_transaction, _failed("end_txn_response")),
 }

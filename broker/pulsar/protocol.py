@@ -63,7 +63,7 @@ class PulsarProtocol:
 # listener gets the first one, and the SDK the address of `--advertise`.
 
 
-SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
+SERVICE_URL_SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 
 
 def make_advertised_urls(
@@ -75,7 +75,7 @@ def make_advertised_urls(
     if config.pulsar_listeners:
         return parse_listeners(config.pulsar_listeners)
     host = config.advertised.host if config.advertised is not None else listening.host
-    return {"": (f"{SCHEMES[is_encrypted]}://{Endpoint(host, listening.port)}",)}
+    return {"": (f"{SERVICE_URL_SCHEMES[is_encrypted]}://{Endpoint(host, listening.port)}",)}
 
 
 def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
@@ -89,7 +89,7 @@ def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
             Endpoint.parse(address)
         except ValueError:
             address = ""
-        if not name or not address or scheme not in SCHEMES:
+        if not name or not address or scheme not in SERVICE_URL_SCHEMES:
             raise InvalidConfiguration(
                 f"pulsar_listeners: {part.strip()!r} is not NAME:pulsar://HOST:PORT", setting="pulsar_listeners"
             )

@@ -22,7 +22,7 @@ from ...proto.names import MessageId, Position
 from ...proto.schema import SchemaInfo, SchemaType
 from ...proto.states import AckedEntry, TxnId, enum_from_number
 from ..common.refusals import AckRefusal
-from ..session.consumer import ACK_ENTRIES, ConsumerSession
+from ..session.consumer import ACKED_ENTRIES_PER_SLICE, ConsumerSession
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
@@ -76,7 +76,7 @@ def ensure_magnetar_error(error: Exception) -> errors.MagnetarError:
     return errors.InternalError(f"the request failed: {type(error).__name__}")
 
 
-WORD = (1 << 64) - 1
+UINT64_MASK = (1 << 64) - 1
 
 
 def to_signed_long(number: int) -> int:
@@ -86,7 +86,7 @@ def to_signed_long(number: int) -> int:
 
 def to_unsigned_long(number: int) -> int:
     """Returns the uint64 that has the same bits as the signed 64-bit number (a Java long) `number`."""
-    return number & WORD
+    return number & UINT64_MASK
 
 
 def make_property_map(pairs: Iterable[KeyValue]) -> dict[str, str]:
@@ -180,7 +180,7 @@ def _check_size(session: ConsumerSession, ids: Sequence[MessageIdData]) -> Itera
     """Checks the size of an acknowledgement, in steps, and notes whether the client acknowledges parts of batches; must
     be done before the first id is acknowledged. Raises InvalidRequest."""
     each, reached = iter(ids), 0
-    while some := list(islice(each, ACK_ENTRIES)):
+    while some := list(islice(each, ACKED_ENTRIES_PER_SLICE)):
         reached += sum(max(64 * len(id_.ack_set), id_.batch_size) for id_ in some if id_.ack_set)
         yield
     if reached and not session.member.acks_by_index:
@@ -244,7 +244,7 @@ def _acked(of: MessageIdData, messages: int) -> int:
 
 
 def _bits(words: Sequence[int]) -> int:
-    return int.from_bytes(b"".join((word & WORD).to_bytes(8, "little") for word in words), "little")
+    return int.from_bytes(b"".join((word & UINT64_MASK).to_bytes(8, "little") for word in words), "little")
 
 
 def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
@@ -255,7 +255,7 @@ def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
         left &= ~(1 << index)
     words = []
     while left:
-        words.append(to_signed_long(left & WORD))
+        words.append(to_signed_long(left & UINT64_MASK))
         left >>= 64
     return words
 

@@ -26,11 +26,11 @@ from ...proto.errors import BackPressure, MagnetarError, NotOwner, Unauthenticat
 from ...proto.names import TopicName
 from ...runtime.access import AUTHORIZATION_MAX, Caller, CallerLimits, Guard
 from ...runtime.grpc.limits import CallerAuthenticator
-from ...runtime.metrics import Measure
+from ...runtime.metrics import FillMetricsPage
 from ...runtime.network import CallContext
 from ..grpc.checked import AuthorizedService
 from ..node.topic_manager import TopicManager
-from .call import ROUTES, HttpError, JsonResponse, RestRequest, RestRoute, error_response, make_response
+from .call import REST_ROUTES, HttpError, JsonResponse, RestRequest, RestRoute, make_error_response, make_response
 from .stats import RateMeters
 
 # Importing these registers their routes, the more special paths first.
@@ -41,12 +41,12 @@ from . import subscriptions_routes, topics_routes
 
 BODY_BYTES_MAX = 1 << 20
 QUERY_BYTES_MAX = 16 << 10
-AUTHENTICATIONS = CallerLimits().authentications
+AUTHENTICATIONS_AT_ONCE = CallerLimits().authentications
 """Most authentications at a time."""
 
 _ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)
 
-HANDLERS = (
+ROUTE_MODULES = (
     cluster_routes, topics_routes, namespaces_routes, policies, namespaces_routes, transactions_routes,
     transactions_routes, subscriptions_routes, topics_routes,
 )  # fmt: skip
@@ -76,7 +76,7 @@ class Application:
         broker: TopicManager,
         services: Mapping[str, AuthorizedService],
         guard: Guard | None,
-        measure: Callable[[], Measure],
+        measure: Callable[[], FillMetricsPage],
     ) -> None:
         self._broker = broker
         self._services = services
@@ -111,7 +111,7 @@ class Application:
         """Yields one Route for each path, in the order of the table; those with the same first segments under one
         Mount."""
         by_path: dict[str, dict[str, RestRoute]] = {}
-        for row in ROUTES:
+        for row in REST_ROUTES:
             by_path.setdefault(row.path, {})[row.method] = row
         groups: dict[str, list[Route]] = {}
         for path, rows in by_path.items():
@@ -131,7 +131,7 @@ class Application:
             except NotOwner as error:
                 return await self._elsewhere(request, error)
             except Exception as error:
-                return error_response(error, row.busy)
+                return make_error_response(error, row.busy)
 
         return endpoint
 
@@ -176,8 +176,8 @@ class Application:
             raise refusal
         if values:
             caller = replace(caller, authorization=values[0])
-        if self._authenticating >= AUTHENTICATIONS:
-            raise BackPressure(f"{AUTHENTICATIONS} callers are being authenticated: try again")
+        if self._authenticating >= AUTHENTICATIONS_AT_ONCE:
+            raise BackPressure(f"{AUTHENTICATIONS_AT_ONCE} callers are being authenticated: try again")
         self._authenticating += 1
         try:
             principal = await self._callers.admit(caller, path)
@@ -194,9 +194,9 @@ class Application:
             topic = TopicName.parse("{domain}://{tenant}/{namespace}/{topic}".format(**names))
             owner = await self._broker.find_owner(topic)
         except (MagnetarError, KeyError):
-            return error_response(error)
+            return make_error_response(error)
         if not owner.http or owner.name == self._broker.name:
-            return error_response(error)
+            return make_error_response(error)
         query = request.scope["query_string"].decode("latin-1")
         where = owner.http + request.scope["path"] + (f"?{query}" if query else "")
         return make_response(307, f"topic {topic} is served by {owner.http}", {"Location": where})

@@ -30,7 +30,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Operation
 from ...proto.versions import PRODUCT
 from ...runtime.access import CREDENTIAL_SCHEMES
-from ...runtime.metrics import Measure
+from ...runtime.metrics import FillMetricsPage
 from ...runtime.network import CallContext
 from ..grpc.checked import AuthorizedService, authorize_request
 from ..node.topic_manager import TopicManager
@@ -76,7 +76,7 @@ _REASONS: tuple[tuple[type[errors.MagnetarError], str], ...] = (
 )
 """Texts of errors that programs compare with; they do not name the tenant or namespace, as Pulsar's do not."""
 
-NEGOTIATE = ", ".join(scheme.name for scheme in CREDENTIAL_SCHEMES)
+AUTHENTICATION_CHALLENGE = ", ".join(scheme.name for scheme in CREDENTIAL_SCHEMES)
 
 
 class JsonResponse(Response):
@@ -110,13 +110,13 @@ def make_response(status: int, reason: str, headers: dict[str, str] | None = Non
     connection after 408 and 413."""
     headers = dict(headers or {})
     if status == 401:
-        headers["WWW-Authenticate"] = NEGOTIATE
+        headers["WWW-Authenticate"] = AUTHENTICATION_CHALLENGE
     if status in (408, 413):
         headers["Connection"] = "close"  # the rest of the request is not read
     return JsonResponse({"reason": reason}, status, headers)
 
 
-def error_response(error: Exception, busy: int = 409) -> Response:
+def make_error_response(error: Exception, busy: int = 409) -> Response:
     """Returns the HTTP response that answers a request which failed with `error`. An unexpected exception is logged,
     and its text is not sent to the client. `busy`: the status for the error Busy."""
     if isinstance(error, HTTPException):
@@ -147,7 +147,7 @@ class RestRequest:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
-    measure: Measure
+    measure: FillMetricsPage
     meters: RateMeters
 
     # ------------------------------------------------------------------ names
@@ -297,12 +297,12 @@ class RestRequest:
 # non-persistent topics. The OpenAPI document and the table of docs/rest.md are generated from these rows.
 
 
-Handler = Callable[["RestRequest"], Awaitable[object]]
-H = TypeVar("H", bound=Handler)
+RestHandler = Callable[["RestRequest"], Awaitable[object]]
+H = TypeVar("H", bound=RestHandler)
 
-NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
-TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
-SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
+NAMESPACE_PATH = "/admin/v2/namespaces/{tenant}/{namespace}"
+TOPIC_PATH = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
+SUBSCRIPTION_PATH = TOPIC_PATH + "/subscription/{subscription}"
 
 
 class RestRoute(NamedTuple):
@@ -312,14 +312,14 @@ class RestRoute(NamedTuple):
     method: str
     path: str
     summary: str
-    handler: Handler
+    handler: RestHandler
     body: str = ""  # what the request body is; empty: there is none
     answer: str = ""  # what the body of the answer 200 is; empty: the answer is 204
     busy: int = 409  # the status for Busy
     is_open: bool = False  # whether no credentials are needed
 
 
-ROUTES: list[RestRoute] = []
+REST_ROUTES: list[RestRoute] = []
 
 
 def register_route(
@@ -329,7 +329,7 @@ def register_route(
     the other parameters see `RestRoute`."""
 
     def register(handler: H) -> H:
-        ROUTES.append(RestRoute(method, path, summary, handler, body, answer, busy, is_open))
+        REST_ROUTES.append(RestRoute(method, path, summary, handler, body, answer, busy, is_open))
         return handler
 
     return register
@@ -357,7 +357,7 @@ def make_openapi_document() -> dict[str, Any]:
     """Returns the OpenAPI document that describes all registered routes. The result is cached, so callers must not
     change it."""
     paths: dict[str, dict[str, Any]] = {}
-    for row in ROUTES:
+    for row in REST_ROUTES:
         paths.setdefault(make_openapi_path(row), {})[row.method.lower()] = _operation(row)
     return {
         "openapi": "3.1.0",

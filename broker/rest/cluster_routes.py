@@ -25,13 +25,19 @@ from ...proto.versions import PRODUCT
 from ...runtime.metrics import MetricsPage, MetricsQuery
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, format_metrics_page
 from ..cluster.bundles_core import find_topic_bundle_name
-from ..session.inspection import SHOWN, list_changed_settings, list_settings, parse_setting_name, parse_setting_value
+from ..session.inspection import (
+    SHOWN_SETTING_NAMES,
+    list_changed_settings,
+    list_settings,
+    parse_setting_name,
+    parse_setting_value,
+)
 from .call import HttpError, RestRequest, make_openapi_document, register_route
 
 # ------------------------------------------------------------------------------------------------------- cluster
 
 
-BROKERS = "/admin/v2/brokers"
+BROKERS_PATH = "/admin/v2/brokers"
 
 
 # ------------------------------------------------------------------ for orchestrators and monitoring
@@ -97,12 +103,12 @@ async def _http(call: RestRequest) -> list[str]:
     return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.list_brokers())
 
 
-@register_route("GET", BROKERS, "The brokers that run.", answer="[host:port]")
+@register_route("GET", BROKERS_PATH, "The brokers that run.", answer="[host:port]")
 async def list_brokers(call: RestRequest) -> object:
     return await _http(call)
 
 
-@register_route("GET", BROKERS + "/leaderBroker", "The broker that cleans up: the first by name.",
+@register_route("GET", BROKERS_PATH + "/leaderBroker", "The broker that cleans up: the first by name.",
        answer="{brokerId, serviceUrl}")  # fmt: skip
 async def leader(call: RestRequest) -> object:
     """Returns the addresses of the leader: the first broker by name, which deletes the orphaned ledgers of the cluster.
@@ -114,44 +120,45 @@ async def leader(call: RestRequest) -> object:
     return {"brokerId": found.http.partition("://")[2] or found.endpoint, "serviceUrl": found.http or None}
 
 
-@register_route("GET", BROKERS + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
+@register_route("GET", BROKERS_PATH + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
 async def health(call: RestRequest) -> Response:
     if why := await call.broker.readiness.why_not_ready():
         raise Unavailable(why)
     return PlainTextResponse("ok")
 
 
-@register_route("GET", BROKERS + "/ready", "The same.", answer='text "ok"', is_open=True)
+@register_route("GET", BROKERS_PATH + "/ready", "The same.", answer='text "ok"', is_open=True)
 async def ready(call: RestRequest) -> Response:
     return await health(call)
 
 
-@register_route("GET", BROKERS + "/version", "The version of this broker.", answer="text")
+@register_route("GET", BROKERS_PATH + "/version", "The version of this broker.", answer="text")
 async def version(call: RestRequest) -> Response:
     return PlainTextResponse(PRODUCT)
 
 
-@register_route("GET", BROKERS + "/configuration", "The settings that change while brokers run.", answer="[name]")
+@register_route("GET", BROKERS_PATH + "/configuration", "The settings that change while brokers run.", answer="[name]")
 async def configuration(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
-    return SHOWN
+    return SHOWN_SETTING_NAMES
 
 
-@register_route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
+@register_route("GET", BROKERS_PATH + "/configuration/values", "Those that were changed.", answer="{name: text}")
 async def changed_configuration(call: RestRequest) -> object:
     await call.authorize(op.GET_POLICIES)
     return list_changed_settings(await call.broker.policies.read_cluster_policies_record())
 
 
 @register_route(
-    "GET", BROKERS + "/configuration/runtime", "The settings in force at this broker.", answer="{name: text}"
+    "GET", BROKERS_PATH + "/configuration/runtime", "The settings in force at this broker.", answer="{name: text}"
 )
 async def runtime_configuration(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
     return {each.name: each.value for each in list_settings(call.broker)}
 
 
-@register_route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",
+@register_route("POST", BROKERS_PATH + "/configuration/{name}/{value}",
+    "Changes a setting of all brokers, while they run.",
        answer="200")  # fmt: skip
 async def change_configuration(call: RestRequest) -> Response:
     await call.authorize(op.CHANGE_SETTING)
@@ -164,7 +171,9 @@ async def change_configuration(call: RestRequest) -> Response:
     return Response()
 
 
-@register_route("DELETE", BROKERS + "/configuration/{name}", "Each broker has its own value of it again.", answer="200")
+@register_route(
+    "DELETE", BROKERS_PATH + "/configuration/{name}", "Each broker has its own value of it again.", answer="200"
+)
 async def remove_configuration(call: RestRequest) -> Response:
     await call.authorize(op.REMOVE_SETTING)
     await call.call_local(op.REMOVE_SETTING, name=_setting_name(call, "delete"))
@@ -179,7 +188,7 @@ def _setting_name(call: RestRequest, act: str) -> str:
         raise HttpError(f"Can't {act} non-dynamic configuration", 412) from error
 
 
-@register_route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",
+@register_route("GET", BROKERS_PATH + "/internal-configuration", "Where the metadata is.",
        answer="InternalConfigurationData")  # fmt: skip
 async def internal_configuration(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
@@ -190,7 +199,7 @@ async def internal_configuration(call: RestRequest) -> object:
     }  # fmt: skip
 
 
-@register_route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
+@register_route("GET", BROKERS_PATH + "/{cluster}", "The brokers that run.", answer="[host:port]")
 async def list_brokers_of_cluster(call: RestRequest) -> object:
     found = await _http(call)
     call.check_cluster_in_path()
@@ -230,10 +239,11 @@ def _rack(bookie: BookieInfo) -> dict[str, str]:
 # The owner of a topic, for clients that ask with an `http://` service URL (wire protocol: HTTP look-up).
 
 
-LOOKUP = "/lookup/v2/topic/{domain:domain}/{tenant}/{namespace}/{topic}"
+LOOKUP_PATH = "/lookup/v2/topic/{domain:domain}/{tenant}/{namespace}/{topic}"
 
 
-@register_route("GET", LOOKUP, "Where clients of Pulsar's protocol reach the topic; `listenerName` names the listener.",
+@register_route("GET", LOOKUP_PATH,
+    "Where clients of Pulsar's protocol reach the topic; `listenerName` names the listener.",
        answer="LookupData")  # fmt: skip
 async def lookup_topic(call: RestRequest) -> object:
     broker, topic = call.broker, call.topic
@@ -265,7 +275,7 @@ async def service_url(call: RestRequest) -> object:
     return {"serviceUrl": f"magnetar{'+ssl' * me.http.startswith('https')}://{me.endpoint}"}
 
 
-@register_route("GET", LOOKUP + "/bundle", "The bundle that has the topic.", answer='"0x…_0x…"')
+@register_route("GET", LOOKUP_PATH + "/bundle", "The bundle that has the topic.", answer='"0x…_0x…"')
 async def bundle_of_topic(call: RestRequest) -> object:
     await call.call_local(op.PARTITIONS, topic=call.topic.full)
     record = await call.broker.catalog.get_namespace(call.topic.namespace_name)

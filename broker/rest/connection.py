@@ -36,24 +36,24 @@ from ...runtime.network import ByteStream
 from ...runtime.tasks import Tasks
 from ...runtime.tcp.share import UnauthenticatedLoopShare
 
-HEAD_BYTES = 64 << 10
+REQUEST_HEAD_BYTES_MAX = 64 << 10
 HEAD_LINES_MAX = 256
 """Most lines of a request's head: h11 needs 10 µs for a header."""
-LINE_COST = 8
+HEAD_LINE_COST = 8
 """Cost of parsing a line (10 to 20 µs), in units of an empty frame (runtime/tcp/share.py)."""
-LIGHT = 512
+UNAUTHENTICATED_COST_MAX = 512
 """A connection of an unauthenticated caller that has used less than this, the cost of one request's head, goes before
 the others."""
-LINES_AT_ONCE = 32
+HEAD_LINES_PER_TURN = 32
 """Lines that are parsed at once: h11 needs 20 µs for a chunk of one byte, so 64 KiB of them would hold the loop for 200
 ms."""
 KEEP_ALIVE_S = 60
-UNREAD_S = 30.0
-READ_BYTES = 64 << 10
-QUEUE_BYTES = 256 << 10
+UNREAD_RESPONSE_S_MAX = 30.0
+READ_BUFFER_BYTES = 64 << 10
+UNSENT_RESPONSE_BYTES_MAX = 256 << 10
 """Of a response: what is behind it is counted where it is kept (`PayloadResponse`)."""
-LINGER_S = 5.0
-LINGER_BYTES = 64 << 20
+LINGER_TIMEOUT_S = 5.0
+LINGER_BYTES_MAX = 64 << 20
 
 
 class HttpListener:
@@ -69,7 +69,7 @@ class HttpListener:
         self._config = Config(
             application, interface="asgi3", lifespan="off", ws="none", http="h11", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
-            h11_max_incomplete_event_size=HEAD_BYTES,
+            h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
         )  # fmt: skip
         self._config.load()
 
@@ -97,7 +97,7 @@ class _Transport(asyncio.Transport):
     def __init__(self, stream: ByteStream, full: Callable[[], None]) -> None:
         """Makes a transport. `full` is called after a write if more than QUEUE_BYTES are queued."""
         super().__init__()
-        stream.limit_queue(QUEUE_BYTES)
+        stream.limit_queue(UNSENT_RESPONSE_BYTES_MAX)
         self._stream = stream
         self._full = full
         self.closed = asyncio.Event()
@@ -115,7 +115,7 @@ class _Transport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data and not self.closed.is_set():
             self._stream.write_nowait(bytes(data))
-            if self._stream.queued_bytes > QUEUE_BYTES:
+            if self._stream.queued_bytes > UNSENT_RESPONSE_BYTES_MAX:
                 self._full()
 
     def is_closing(self) -> bool:
@@ -137,7 +137,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     begin = 0
     while begin < len(data):
         end = begin
-        for _ in range(LINES_AT_ONCE):
+        for _ in range(HEAD_LINES_PER_TURN):
             end = data.find(b"\n", end) + 1
             if not end:
                 end = len(data)
@@ -197,8 +197,8 @@ class _Connection:
     async def _linger(self) -> None:
         taken = 0
         with contextlib.suppress(TimeoutError, ConnectionLost):
-            async with asyncio.timeout(LINGER_S):
-                while taken < LINGER_BYTES and (data := await self._some()):
+            async with asyncio.timeout(LINGER_TIMEOUT_S):
+                while taken < LINGER_BYTES_MAX and (data := await self._some()):
                     taken += len(data)
 
     def shut_down(self) -> None:
@@ -234,8 +234,8 @@ class _Connection:
                 return True
             await self._transport.readable.wait()
             if self._share is not None:
-                cost = LINE_COST * (1 + piece.count(b"\n"))
-                await self._share.wait_turn(cost, is_light=self._drawn < LIGHT)
+                cost = HEAD_LINE_COST * (1 + piece.count(b"\n"))
+                await self._share.wait_turn(cost, is_light=self._drawn < UNAUTHENTICATED_COST_MAX)
                 self._drawn += cost
             self._protocol.data_received(piece)
             is_head = self._protocol.conn.their_state is h11.IDLE
@@ -256,7 +256,7 @@ class _Connection:
         rooms: list[memoryview] = []
 
         def room() -> memoryview:
-            rooms.append(memoryview(bytearray(READ_BYTES)))
+            rooms.append(memoryview(bytearray(READ_BUFFER_BYTES)))
             return rooms[-1]
 
         size = await self._stream.read_into(room)
@@ -290,7 +290,7 @@ class _Connection:
 
     async def _drain(self) -> None:
         try:
-            async with asyncio.timeout(UNREAD_S):
+            async with asyncio.timeout(UNREAD_RESPONSE_S_MAX):
                 await self._stream.wait_drained()
         except (TimeoutError, ConnectionLost):
             self._transport.close()

@@ -20,11 +20,11 @@ from ...proto.operations import Operation
 from ...proto.policies import Policies, check_policies, check_properties, decode_policies
 from ...proto.statistics import NamespaceInfo, Permissions
 from ..access.authorizer import set_role_grant
-from ..cluster.bundles_core import BUNDLES_MAX, HASHES
-from .call import NAMESPACE, TOPIC, HttpError, RestRequest, register_route
+from ..cluster.bundles_core import BUNDLES_PER_NAMESPACE_MAX, HASH_RANGE
+from .call import NAMESPACE_PATH, TOPIC_PATH, HttpError, RestRequest, register_route
 from .policies import (
-    POLICIES,
-    UNSUPPORTED_OF_NAMESPACES,
+    POLICY_ROWS,
+    UNSUPPORTED_NAMESPACE_POLICIES,
     AutoTopic,
     change_policies,
     check_own_cluster,
@@ -47,39 +47,43 @@ def _actions(call: RestRequest) -> list[str]:
     return call.parse_body(list[str])
 
 
-@register_route("GET", NAMESPACE + "/permissions", "The grants of the namespace.", answer="{role: [action]}")
+@register_route("GET", NAMESPACE_PATH + "/permissions", "The grants of the namespace.", answer="{role: [action]}")
 async def permissions_of_namespace(call: RestRequest) -> object:
     found = await call.call_local(op.GET_PERMISSIONS, namespace=str(call.namespace))
     return _roles(found.roles)
 
 
 @register_route(
-    "GET", NAMESPACE + "/permissions/subscription", "The roles of subscriptions.", answer="{subscription: [role]}"
+    "GET", NAMESPACE_PATH + "/permissions/subscription", "The roles of subscriptions.", answer="{subscription: [role]}"
 )
 async def permissions_of_subscriptions(call: RestRequest) -> object:
     found = await call.call_local(op.GET_PERMISSIONS, namespace=str(call.namespace))
     return _roles(found.subscriptions)
 
 
-@register_route("POST", NAMESPACE + "/permissions/subscription/{subscription}", "The only roles of a subscription.",
+@register_route("POST", NAMESPACE_PATH + "/permissions/subscription/{subscription}",
+    "The only roles of a subscription.",
        body="[role]")  # fmt: skip
 async def grant_on_subscription(call: RestRequest) -> None:
     given = {"subscription": call.names["subscription"], "roles": _actions(call)}
     await _change(call, grant_subscription=given)
 
 
-@register_route("POST", NAMESPACE + "/permissions/{role}", "Grants actions to a role.", body="[action]")
+@register_route("POST", NAMESPACE_PATH + "/permissions/{role}", "Grants actions to a role.", body="[action]")
 async def grant_on_namespace(call: RestRequest) -> None:
     await _change(call, grant={"role": call.names["role"], "actions": _actions(call)})
 
 
-@register_route("DELETE", NAMESPACE + "/permissions/{subscription}/{role}", "A role leaves the list of a subscription.")
+@register_route(
+    "DELETE", NAMESPACE_PATH + "/permissions/{subscription}/{role}", "A role leaves the list of a subscription."
+)
 async def revoke_on_subscription(call: RestRequest) -> None:
     given = {"subscription": call.names["subscription"], "roles": [call.names["role"]]}
     await _change(call, revoke_subscription=given)
 
 
-@register_route("POST", NAMESPACE + "/subscriptionAuthMode", "None, or Prefix: subscriptions are named by their role.",
+@register_route("POST", NAMESPACE_PATH + "/subscriptionAuthMode",
+    "None, or Prefix: subscriptions are named by their role.",
        body='"None" | "Prefix"')  # fmt: skip
 async def set_auth_mode(call: RestRequest) -> None:
     mode = call.parse_body(str).lower()
@@ -94,7 +98,7 @@ async def _change(call: RestRequest, **change: Any) -> None:
 
 # ------------------------------------------------------------------ of a topic
 @register_route(
-    "GET", TOPIC + "/permissions", "The grants of the topic, and of its namespace.", answer="{role: [action]}"
+    "GET", TOPIC_PATH + "/permissions", "The grants of the topic, and of its namespace.", answer="{role: [action]}"
 )
 async def permissions_of_topic(call: RestRequest) -> object:
     topic = call.topic.base
@@ -105,7 +109,7 @@ async def permissions_of_topic(call: RestRequest) -> object:
     return found
 
 
-@register_route("POST", TOPIC + "/permissions/{role}", "Grants actions on the topic to a role.", body="[action]")
+@register_route("POST", TOPIC_PATH + "/permissions/{role}", "Grants actions on the topic to a role.", body="[action]")
 async def grant_on_topic(call: RestRequest) -> None:
     grant = {"role": call.names["role"], "actions": _actions(call)}
     await call.call_local(op.CHANGE_PERMISSIONS, topic=call.topic.base.full, grant=grant)
@@ -114,7 +118,7 @@ async def grant_on_topic(call: RestRequest) -> None:
 # ------------------------------------------------------------------------------------------------------- tenants
 
 
-TENANT = "/admin/v2/tenants/{tenant}"
+TENANT_PATH = "/admin/v2/tenants/{tenant}"
 
 
 class TenantInfo(msgspec.Struct):
@@ -124,18 +128,18 @@ class TenantInfo(msgspec.Struct):
     allowedClusters: tuple[str, ...] | None = None
 
 
-@register_route("GET", TENANT, "A tenant.", answer="{adminRoles, allowedClusters}")
+@register_route("GET", TENANT_PATH, "A tenant.", answer="{adminRoles, allowedClusters}")
 async def get_tenant(call: RestRequest) -> object:
     found = await call.call_local(op.GET_TENANT, name=call.names["tenant"])
     return TenantInfo(found.admin_roles, found.allowed_clusters or (call.broker.config.cluster,))
 
 
-@register_route("PUT", TENANT, "Makes a tenant.", body="{adminRoles, allowedClusters}")
+@register_route("PUT", TENANT_PATH, "Makes a tenant.", body="{adminRoles, allowedClusters}")
 async def create_tenant(call: RestRequest) -> None:
     await call.call_local(op.CREATE_TENANT, **_spec(call))
 
 
-@register_route("POST", TENANT, "Changes a tenant.", body="{adminRoles, allowedClusters}")
+@register_route("POST", TENANT_PATH, "Changes a tenant.", body="{adminRoles, allowedClusters}")
 async def update_tenant(call: RestRequest) -> None:
     await call.call_local(op.UPDATE_TENANT, **_spec(call))
 
@@ -151,7 +155,7 @@ def _spec(call: RestRequest) -> dict[str, object]:
     return {"name": call.names["tenant"], "admin_roles": given.adminRoles or (), "allowed_clusters": clusters}
 
 
-@register_route("DELETE", TENANT, "Deletes a tenant; with `force` its namespaces and topics first.")
+@register_route("DELETE", TENANT_PATH, "Deletes a tenant; with `force` its namespaces and topics first.")
 async def delete_tenant(call: RestRequest) -> None:
     name = call.names["tenant"]
     await call.authorize(op.DELETE_TENANT, name=name)
@@ -162,7 +166,7 @@ async def delete_tenant(call: RestRequest) -> None:
 
 
 # ------------------------------------------------------------------ the cluster
-CLUSTER = "/admin/v2/clusters/{cluster}"
+CLUSTER_PATH = "/admin/v2/clusters/{cluster}"
 
 
 @register_route("GET", "/admin/v2/clusters", "The clusters: this one.", answer="[name]")
@@ -170,7 +174,7 @@ async def list_clusters(call: RestRequest) -> list[str]:
     return [call.broker.config.cluster]
 
 
-@register_route("GET", CLUSTER, "Where clients reach the cluster.", answer="ClusterData")
+@register_route("GET", CLUSTER_PATH, "Where clients reach the cluster.", answer="ClusterData")
 async def get_cluster(call: RestRequest) -> object:
     call.check_cluster_in_path()
     mine = next((each for each in await call.broker.list_brokers() if each.name == call.broker.name), None)
@@ -186,7 +190,7 @@ async def get_cluster(call: RestRequest) -> object:
 
 
 @register_route(
-    "PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData"
+    "PUT", CLUSTER_PATH, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData"
 )
 async def create_cluster(call: RestRequest) -> None:
     """Answers a request to create a cluster. Accepts this broker's own cluster, although it exists already, because
@@ -197,19 +201,19 @@ async def create_cluster(call: RestRequest) -> None:
         raise HttpError(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)
 
 
-@register_route("GET", CLUSTER + "/peers", "None: clusters are not linked.", answer="[name]")
+@register_route("GET", CLUSTER_PATH + "/peers", "None: clusters are not linked.", answer="[name]")
 async def peers(call: RestRequest) -> list[str]:
     call.check_cluster_in_path()
     return []
 
 
-@register_route("GET", CLUSTER + "/failureDomains", "None: racks of bookies are theirs.", answer="{}")
+@register_route("GET", CLUSTER_PATH + "/failureDomains", "None: racks of bookies are theirs.", answer="{}")
 async def failure_domains(call: RestRequest) -> dict[str, object]:
     call.check_cluster_in_path()
     return {}
 
 
-@register_route("GET", CLUSTER + "/namespaceIsolationPolicies", "None.", answer="{}")
+@register_route("GET", CLUSTER_PATH + "/namespaceIsolationPolicies", "None.", answer="{}")
 async def isolation_policies(call: RestRequest) -> dict[str, object]:
     call.check_cluster_in_path()
     return {}
@@ -219,7 +223,9 @@ AUTO_PARTITIONS_MAX = 10_000
 
 
 # ------------------------------------------------------------------ itself
-@register_route("GET", NAMESPACE, "The policies of a namespace, with every key that Pulsar has.", answer="Policies")
+@register_route(
+    "GET", NAMESPACE_PATH, "The policies of a namespace, with every key that Pulsar has.", answer="Policies"
+)
 async def get_namespace(call: RestRequest) -> object:
     name, place = str(call.namespace), make_namespace_argument(call)
     spec = await call.call_local(op.GET_NAMESPACE, name=name)
@@ -232,7 +238,7 @@ def _shown(
 ) -> dict[str, object]:
     cluster = call.broker.config.cluster
     found: dict[str, object] = {}
-    for row in POLICIES:
+    for row in POLICY_ROWS:
         if row.key:
             value = row.show(policies)
             found[row.key] = value if not row.by_cluster else {} if value is None else {cluster: value}
@@ -244,7 +250,7 @@ def _shown(
         "backlog_quota_map": make_quota_map(policies), "clusterDispatchRate": {}, "replicatorDispatchRate": {}, **found,
         "subscription_types_enabled": found["subscription_types_enabled"] or [],
         "autoTopicCreationOverride": _auto_topics(spec), "latency_stats_sample_rate": {}, "deleted": False,
-        **{row.key: row.value for row in UNSUPPORTED_OF_NAMESPACES if row.key and row.key not in found},
+        **{row.key: row.value for row in UNSUPPORTED_NAMESPACE_POLICIES if row.key and row.key not in found},
         "subscription_auth_mode": "Prefix" if granted.prefix_mode else "None",
         "schema_auto_update_compatibility_strategy": None,
         "deduplicationSnapshotIntervalSeconds": None, "properties": noted,
@@ -254,7 +260,7 @@ def _shown(
 
 
 def _bundles(count: int) -> dict[str, object]:
-    bounds = [min(-(-number * HASHES // count), HASHES - 1) for number in range(count + 1)]
+    bounds = [min(-(-number * HASH_RANGE // count), HASH_RANGE - 1) for number in range(count + 1)]
     return {"boundaries": [f"0x{each:08x}" for each in bounds], "numBundles": count}
 
 
@@ -268,7 +274,7 @@ def _auto_topics(spec: NamespaceInfo) -> dict[str, object] | None:
     }
 
 
-@register_route("PUT", NAMESPACE, "Makes a namespace.", body="Policies | BundlesData | empty")
+@register_route("PUT", NAMESPACE_PATH, "Makes a namespace.", body="Policies | BundlesData | empty")
 async def create_namespace(call: RestRequest) -> None:
     given: Any = {} if call.has_empty_body else call.parse_body(dict[str, object])
     name = str(call.namespace)
@@ -295,8 +301,8 @@ def _count(given: Mapping[str, Any]) -> int:
     bundles = given.get("bundles") or given
     count = convert_value(bundles, dict[str, object], "bundles").get("numBundles") or 0
     count = int(convert_value(count, int, "numBundles"))
-    if not 0 <= count <= BUNDLES_MAX:
-        raise HttpError(f"numBundles is 1 to {BUNDLES_MAX}, not {count}", 412)
+    if not 0 <= count <= BUNDLES_PER_NAMESPACE_MAX:
+        raise HttpError(f"numBundles is 1 to {BUNDLES_PER_NAMESPACE_MAX}, not {count}", 412)
     return count
 
 
@@ -311,21 +317,21 @@ def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 # ------------------------------------------------------------------ topics that are made by themselves
-@register_route("GET", NAMESPACE + "/autoTopicCreation",
+@register_route("GET", NAMESPACE_PATH + "/autoTopicCreation",
     "Whether topics are made at their first use; 204: as the broker says.",
        answer="AutoTopicCreationOverride")  # fmt: skip
 async def get_auto_topics(call: RestRequest) -> object:
     return _auto_topics(await call.call_local(op.GET_NAMESPACE, name=str(call.namespace)))
 
 
-@register_route("POST", NAMESPACE + "/autoTopicCreation", "Sets that, and how many partitions they get.",
+@register_route("POST", NAMESPACE_PATH + "/autoTopicCreation", "Sets that, and how many partitions they get.",
        body="AutoTopicCreationOverride")  # fmt: skip
 async def set_auto_topics(call: RestRequest) -> None:
     name = str(call.namespace)
     await call.call_local(op.UPDATE_NAMESPACE, name=name, **_auto(call.parse_body(AutoTopic)))
 
 
-@register_route("DELETE", NAMESPACE + "/autoTopicCreation", "As the broker says.")
+@register_route("DELETE", NAMESPACE_PATH + "/autoTopicCreation", "As the broker says.")
 async def remove_auto_topics(call: RestRequest) -> None:
     await call.call_local(op.UPDATE_NAMESPACE, name=str(call.namespace))
 
@@ -356,7 +362,7 @@ def _wrong_partitions(given: AutoTopic) -> str:
 
 
 # ------------------------------------------------------------------ topics and bundles
-@register_route("GET", NAMESPACE + "/topics",
+@register_route("GET", NAMESPACE_PATH + "/topics",
        "The topics, partitions one by one; `mode`: PERSISTENT (the default), NON_PERSISTENT or ALL.",
        answer="[full name]")  # fmt: skip
 async def topics_of_namespace(call: RestRequest) -> object:
@@ -368,7 +374,7 @@ async def topics_of_namespace(call: RestRequest) -> object:
     return [name for name in names if name.startswith(prefixes[mode])]
 
 
-@register_route("GET", NAMESPACE + "/bundles", "The bundles.", answer="BundlesData")
+@register_route("GET", NAMESPACE_PATH + "/bundles", "The bundles.", answer="BundlesData")
 async def bundles(call: RestRequest) -> object:
     return _bundles((await call.call_local(op.GET_NAMESPACE, name=str(call.namespace))).bundles)
 
@@ -382,17 +388,19 @@ async def _store_properties(call: RestRequest, properties: dict[str, str]) -> No
     await call.call_local(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
 
 
-@register_route("GET", NAMESPACE + "/property/{key}", "One of them; 404: it is missing.", answer="text")
+@register_route("GET", NAMESPACE_PATH + "/property/{key}", "One of them; 404: it is missing.", answer="text")
 async def get_property(call: RestRequest) -> Response:
     return PlainTextResponse(_one(call, await _properties(call)))
 
 
-@register_route("PUT", NAMESPACE + "/property/{key}/{value}", "It is noted.")
+@register_route("PUT", NAMESPACE_PATH + "/property/{key}/{value}", "It is noted.")
 async def set_property(call: RestRequest) -> None:
     await _store_properties(call, {call.names["key"]: call.names["value"]})
 
 
-@register_route("DELETE", NAMESPACE + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text")
+@register_route(
+    "DELETE", NAMESPACE_PATH + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text"
+)
 async def remove_property(call: RestRequest) -> Response:
     found = _one(call, await _properties(call))
     await call.call_local(op.CHANGE_PROPERTIES, namespace=str(call.namespace), remove=[call.names["key"]])
@@ -406,12 +414,14 @@ def _one(call: RestRequest, properties: dict[str, str]) -> str:
 
 
 # ------------------------------------------------------------------ unloading
-@register_route("POST", NAMESPACE + "/clearBacklog", "Every subscription of every topic has no backlog.")
+@register_route("POST", NAMESPACE_PATH + "/clearBacklog", "Every subscription of every topic has no backlog.")
 async def clear_backlog(call: RestRequest) -> None:
     await _clear(call, "")
 
 
-@register_route("POST", NAMESPACE + "/clearBacklog/{subscription}", "The subscription has no backlog, of any topic.")
+@register_route(
+    "POST", NAMESPACE_PATH + "/clearBacklog/{subscription}", "The subscription has no backlog, of any topic."
+)
 async def clear_backlog_of_subscription(call: RestRequest) -> None:
     await _clear(call, call.names["subscription"])
 
@@ -420,7 +430,9 @@ async def _clear(call: RestRequest, subscription: str) -> None:
     await _each_topic(call, op.SKIP_MESSAGES, name=subscription, messages=-1)
 
 
-@register_route("POST", NAMESPACE + "/unsubscribe/{subscription}", "Deletes the subscription of every topic.", busy=412)
+@register_route(
+    "POST", NAMESPACE_PATH + "/unsubscribe/{subscription}", "Deletes the subscription of every topic.", busy=412
+)
 async def unsubscribe(call: RestRequest) -> None:
     await _each_topic(call, op.DELETE_SUBSCRIPTION, name=call.names["subscription"])
 

@@ -23,7 +23,7 @@ from ...proto.applied import KeyIndexPolicy, QuotaPolicy
 from ...proto.policies import POLICIES as TABLE
 from ...proto.policies import Policies, PolicyDefinition, PolicyRestNames, decode_policies
 from ...proto.schema import Compatibility
-from .call import NAMESPACE, TOPIC, Handler, HttpError, RestRequest, register_route
+from .call import NAMESPACE_PATH, TOPIC_PATH, HttpError, RestHandler, RestRequest, register_route
 
 MIB = 1 << 20
 _DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
@@ -107,7 +107,7 @@ class InactiveTopics(msgspec.Struct):
     deleteWhileInactive: bool = False
 
 
-Fields = dict[str, Any]
+PolicyFields = dict[str, Any]
 """Fields of our policies: name → value."""
 
 
@@ -122,7 +122,7 @@ class PolicyRow(NamedTuple):
     key: str
     kind: Any
     fields: tuple[str, ...]
-    take: Callable[[Any], Fields]
+    take: Callable[[Any], PolicyFields]
     show: Callable[[Policies], object]
     verb: str  # that sets it, for namespaces
     by_cluster: bool  # `key` has a map from the cluster
@@ -146,14 +146,14 @@ class BodyConverter(NamedTuple):
     converts Policies to a body."""
 
     kind: Any
-    take: Callable[[Any], Fields]
+    take: Callable[[Any], PolicyFields]
     show: Callable[[Policies], object]
 
 
 def _plain(policy: PolicyDefinition, rest: PolicyRestNames) -> BodyConverter:
     field, kind = policy.fields[0].name, bool if policy.fields[0].kind == "on/off" else int
 
-    def take(value: Any) -> Fields:
+    def take(value: Any) -> PolicyFields:
         if kind is int and not 0 <= value < 1 << 62:
             raise _bad_request(_REASONS.get(field, f"{rest.namespace or rest.topic} must be 0 or more"))
         return {field: value * rest.unit if kind is int else value}
@@ -173,7 +173,7 @@ def _object(
     set
     if the first of these fields is not set, or with `whole`, if any is not."""
 
-    def take(given: Any) -> Fields:
+    def take(given: Any) -> PolicyFields:
         check(given)
         return {ours: getattr(given, name) for name, ours in names.items()}
 
@@ -197,10 +197,10 @@ def _retention(minutes: str, mib: str) -> BodyConverter:
     return _object(Retention, names, _check_retention)
 
 
-def parse_quota(given: BacklogQuota, kind: str) -> Fields:
+def parse_quota(given: BacklogQuota, kind: str) -> PolicyFields:
     """Returns the fields of Policies for a backlog quota in Pulsar's JSON. `kind`: destination_storage or message_age.
     Raises HttpError (412) if `kind` is any other text, or a limit is 0 or too large."""
-    size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
+    size, fields = given.limitSize if given.limitSize is not None else given.limit, PolicyFields()
     if kind == "message_age":
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
     elif kind == "destination_storage":
@@ -258,7 +258,7 @@ def _a_second(rate: int, period_s: int) -> int:
 def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> BodyConverter:
     names = {by_messages: f"{ours}_messages", by_bytes: f"{ours}_bytes"}
 
-    def take(given: Any) -> Fields:
+    def take(given: Any) -> PolicyFields:
         if getattr(given, "relativeToPublishRate", False):
             raise _bad_request("relativeToPublishRate is not offered: name the rates")
         period_s = getattr(given, "ratePeriodInSecond", 1)
@@ -274,7 +274,7 @@ def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> BodyConverte
 _DISPATCH = DispatchRate, "dispatchThrottlingRateInMsg", "dispatchThrottlingRateInByte"
 
 
-def _take_subscribe_rate(given: SubscribeRate) -> Fields:
+def _take_subscribe_rate(given: SubscribeRate) -> PolicyFields:
     _a_second(given.subscribeThrottlingRatePerConsumer, given.ratePeriodInSecond)
     return {
         "subscribe_rate": max(0, given.subscribeThrottlingRatePerConsumer),
@@ -293,7 +293,7 @@ def _check_delayed(given: DelayedDelivery) -> None:
         raise _bad_request("tickTime and maxDeliveryDelayInMillis are 0 or more")
 
 
-def _take_inactive(given: InactiveTopics) -> Fields:
+def _take_inactive(given: InactiveTopics) -> PolicyFields:
     mode, seconds = given.inactiveTopicDeleteMode, given.maxInactiveDurationSeconds
     if mode not in _DELETE_MODES or not 0 <= seconds < 1 << 62:
         raise _bad_request(
@@ -309,7 +309,7 @@ def _show_inactive(policies: Policies) -> object:
     return InactiveTopics(mode, policies.inactive_s, policies.inactive_s > 0)
 
 
-def _take_compatibility(given: str) -> Fields:
+def _take_compatibility(given: str) -> PolicyFields:
     """Returns the field of Policies for a schema compatibility strategy; its value is None for "UNDEFINED": the
     strategy is inherited."""
     if given.upper() == "UNDEFINED":
@@ -325,7 +325,7 @@ def _show_compatibility(policies: Policies) -> object:
     return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
 
 
-def _take_key_index(given: str) -> Fields:
+def _take_key_index(given: str) -> PolicyFields:
     if given not in get_args(KeyIndexPolicy):
         raise _bad_request(f"a key index is one of {', '.join(get_args(KeyIndexPolicy))}, not {given[:40]!r}")
     return {"key_index": given}
@@ -341,7 +341,7 @@ def _boolean(field: str, default: bool) -> BodyConverter:
     return BodyConverter(bool, lambda value: {field: value}, show)
 
 
-def _take_snapshot_interval(value: int | None) -> Fields:
+def _take_snapshot_interval(value: int | None) -> PolicyFields:
     """Returns the field of Policies for the snapshot interval; its value is None for null, which Pulsar posts to a
     namespace instead of DELETE. Raises HttpError (412) if it is invalid."""
     if value is not None and not 0 <= value < 1 << 62:
@@ -349,11 +349,11 @@ def _take_snapshot_interval(value: int | None) -> Fields:
     return {"dedup_snapshot_s": value}
 
 
-def _take_types(given: list[str]) -> Fields:
+def _take_types(given: list[str]) -> PolicyFields:
     return {"subscription_types": tuple(dict.fromkeys(given)) or None}
 
 
-SHAPES: dict[str, BodyConverter] = {
+BODY_CONVERTERS: dict[str, BodyConverter] = {
     "retention": _retention("retention_minutes", "retention_mib"),
     "unsubscribed-retention": _retention("unsubscribed_minutes", "unsubscribed_mib"),
     "persistence": _object(Persistence, {
@@ -400,25 +400,25 @@ def _rows() -> Iterator[PolicyRow]:
     for policy in sorted(TABLE, key=lambda each: _ORDER.index(each.name) if each.name in _ORDER else len(_ORDER)):
         if (rest := policy.rest) is not None:
             fields = tuple(each.name for each in policy.fields)
-            shape = SHAPES.get(policy.name) or _plain(policy, rest)
+            shape = BODY_CONVERTERS.get(policy.name) or _plain(policy, rest)
             yield PolicyRow(
                 rest.namespace, rest.topic, rest.key, shape.kind, fields, shape.take, shape.show, rest.verb,
                 rest.by_cluster, rest.topic_verb,
             )  # fmt: skip
 
 
-POLICIES: tuple[PolicyRow, ...] = tuple(_rows())
+POLICY_ROWS: tuple[PolicyRow, ...] = tuple(_rows())
 
 QUOTA_FIELDS = {
     "destination_storage": ("backlog_quota_bytes",), "message_age": ("backlog_quota_s",),
 }  # fmt: skip
 
 
-def parse_namespace_policies(given: Mapping[str, Any]) -> Fields:
+def parse_namespace_policies(given: Mapping[str, Any]) -> PolicyFields:
     """Returns the fields of Policies for the policies in the JSON of a namespace. Ignores missing and unknown keys.
     Raises HttpError (400, 412) if a policy is invalid."""
-    found = Fields()
-    for row in POLICIES:
+    found = PolicyFields()
+    for row in POLICY_ROWS:
         value = given.get(row.key) if row.key else None
         if row.by_cluster:
             for each in convert_value({} if value is None else value, dict[str, row.kind], row.key).values():  # type: ignore[name-defined]
@@ -439,7 +439,7 @@ def convert_value(value: object, kind: Any, name: str) -> Any:
         raise HttpError(f"{name}: {error}") from error
 
 
-Place = Callable[[RestRequest], dict[str, str]]
+GetPolicyPlace = Callable[[RestRequest], dict[str, str]]
 
 
 def make_namespace_argument(call: RestRequest) -> dict[str, str]:
@@ -461,7 +461,7 @@ async def read_policies(call: RestRequest, place: dict[str, str], *, applied: bo
 
 
 async def change_policies(
-    call: RestRequest, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()
+    call: RestRequest, place: dict[str, str], fields: PolicyFields, removed: tuple[str, ...] = ()
 ) -> None:
     """Sets the policies in `fields` for the namespace or topic `place`. Removes the policies that are None in `fields`,
     and those that `removed` names, so that they are inherited again. Raises InvalidRequest if the policies contradict
@@ -473,7 +473,7 @@ async def change_policies(
 
 
 # ------------------------------------------------------------------ each row of the table
-def _handlers(row: PolicyRow, place: Place, name: str) -> tuple[Handler, Handler, Handler]:
+def _handlers(row: PolicyRow, place: GetPolicyPlace, name: str) -> tuple[RestHandler, RestHandler, RestHandler]:
     async def show(call: RestRequest) -> object:
         return row.show(await read_policies(call, place(call), applied=call.parse_flag("applied")))
 
@@ -493,7 +493,7 @@ def _handlers(row: PolicyRow, place: Place, name: str) -> tuple[Handler, Handler
     return show, take, remove
 
 
-def _register(row: PolicyRow, name: str, base: str, place: Place, verb: str) -> None:
+def _register(row: PolicyRow, name: str, base: str, place: GetPolicyPlace, verb: str) -> None:
     path, kind = f"{base}/{name}", getattr(row.kind, "__name__", str(row.kind))
     show, take, remove = _handlers(row, place, name)
     register_route("GET", path, f"The policy {name}; 204: it is not set.", answer=kind)(show)
@@ -501,15 +501,15 @@ def _register(row: PolicyRow, name: str, base: str, place: Place, verb: str) -> 
     register_route("DELETE", path, f"The policy {name} is inherited again.")(remove)
 
 
-for _row in POLICIES:
+for _row in POLICY_ROWS:
     if _row.namespace:
-        _register(_row, _row.namespace, NAMESPACE, make_namespace_argument, _row.verb)
+        _register(_row, _row.namespace, NAMESPACE_PATH, make_namespace_argument, _row.verb)
     if _row.topic:
-        _register(_row, _row.topic, TOPIC, make_topic_argument, _row.topic_verb)
+        _register(_row, _row.topic, TOPIC_PATH, make_topic_argument, _row.topic_verb)
 
 
 # ------------------------------------------------------------------ quotas of backlogs
-def _quotas(base: str, place: Place) -> None:
+def _quotas(base: str, place: GetPolicyPlace) -> None:
     @register_route("GET", base + "/backlogQuotaMap", "The quotas of backlogs, by kind.", answer="{kind: BacklogQuota}")
     async def get_backlog_quotas(call: RestRequest) -> object:
         return make_quota_map(await read_policies(call, place(call), applied=call.parse_flag("applied")))
@@ -536,25 +536,25 @@ def _kind(call: RestRequest) -> str:
     return call.query.get("backlogQuotaType", "destination_storage")
 
 
-_quotas(NAMESPACE, make_namespace_argument)
-_quotas(TOPIC, make_topic_argument)
+_quotas(NAMESPACE_PATH, make_namespace_argument)
+_quotas(TOPIC_PATH, make_topic_argument)
 
 
 # ------------------------------------------------------------------ replication: one cluster
-@register_route("GET", NAMESPACE + "/replication", "The clusters that have the topics: this one.", answer="[name]")
+@register_route("GET", NAMESPACE_PATH + "/replication", "The clusters that have the topics: this one.", answer="[name]")
 async def get_replication(call: RestRequest) -> object:
     await read_policies(call, make_namespace_argument(call))
     return [call.broker.config.cluster]
 
 
-@register_route("GET", TOPIC + "/replication", "204: a topic has none of its own; with `applied` this cluster.",
+@register_route("GET", TOPIC_PATH + "/replication", "204: a topic has none of its own; with `applied` this cluster.",
        answer="[name]")  # fmt: skip
 async def get_replication_of_topic(call: RestRequest) -> object:
     await read_policies(call, make_topic_argument(call))
     return [call.broker.config.cluster] if call.parse_flag("applied") else None
 
 
-def _replication(base: str, place: Place) -> None:
+def _replication(base: str, place: GetPolicyPlace) -> None:
     @register_route("POST", base + "/replication", "Takes this cluster alone, and keeps nothing.", body="[name]")
     async def set_replication(call: RestRequest) -> None:
         clusters = call.parse_body(list[str])
@@ -564,11 +564,11 @@ def _replication(base: str, place: Place) -> None:
         await read_policies(call, place(call))
 
 
-_replication(NAMESPACE, make_namespace_argument)
-_replication(TOPIC, make_topic_argument)
+_replication(NAMESPACE_PATH, make_namespace_argument)
+_replication(TOPIC_PATH, make_topic_argument)
 
 
-@register_route("DELETE", TOPIC + "/replication", "Nothing to do: no topic has clusters of its own.")
+@register_route("DELETE", TOPIC_PATH + "/replication", "Nothing to do: no topic has clusters of its own.")
 async def remove_replication(call: RestRequest) -> None:
     await read_policies(call, make_topic_argument(call))
 
@@ -584,10 +584,10 @@ def check_own_cluster(call: RestRequest, clusters: list[str]) -> None:
 # ------------------------------------------------------------------ what has one value here
 NO_REPLICATION = "there is no replication between clusters"
 UNENCRYPTED_STORED = "not built: an entry that is not encrypted is stored"
-NO_STORAGE = "there is no tiered storage: ledgers stay on the bookies"
-NO_GROUPS = "bookies have racks and no groups: `magnetar bookies set-rack` says where one is"
-NO_STEERING = "which broker owns a bundle is not steered"
-UNLIMITED = DispatchRate(0, 0)
+NO_TIERED_STORAGE = "there is no tiered storage: ledgers stay on the bookies"
+NO_BOOKIE_GROUPS = "bookies have racks and no groups: `magnetar bookies set-rack` says where one is"
+NO_BUNDLE_STEERING = "which broker owns a bundle is not steered"
+UNLIMITED_DISPATCH_RATE = DispatchRate(0, 0)
 
 
 class UnsupportedPolicy(NamedTuple):
@@ -603,25 +603,29 @@ class UnsupportedPolicy(NamedTuple):
     key: str = ""  # its name among all policies of a namespace; empty: it is not shown there
 
 
-UNSUPPORTED_OF_NAMESPACES = (
+UNSUPPORTED_NAMESPACE_POLICIES = (
     UnsupportedPolicy("encryptionRequired", "POST", False, UNENCRYPTED_STORED, key="encryption_required"),
-    UnsupportedPolicy("offloadThreshold", "PUT", -1, NO_STORAGE, key="offload_threshold"),
-    UnsupportedPolicy("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE, key="offload_threshold_in_seconds"),
+    UnsupportedPolicy("offloadThreshold", "PUT", -1, NO_TIERED_STORAGE, key="offload_threshold"),
+    UnsupportedPolicy("offloadThresholdInSeconds", "PUT", -1, NO_TIERED_STORAGE, key="offload_threshold_in_seconds"),
     UnsupportedPolicy(
-        "offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs", key="offload_deletion_lag_ms"
+        "offloadDeletionLagMs", "PUT", None, NO_TIERED_STORAGE, "offloadDeletionLagMs", key="offload_deletion_lag_ms"
     ),
-    UnsupportedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "removeOffloadPolicies", key="offload_policies"),
+    UnsupportedPolicy(
+        "offloadPolicies", "POST", None, NO_TIERED_STORAGE, "removeOffloadPolicies", key="offload_policies"
+    ),
     UnsupportedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate"),
-    UnsupportedPolicy("persistence/bookieAffinity", "POST", None, NO_GROUPS, "persistence/bookieAffinity"),
-    UnsupportedPolicy("antiAffinity", "POST", None, NO_STEERING, "antiAffinity"),
+    UnsupportedPolicy("persistence/bookieAffinity", "POST", None, NO_BOOKIE_GROUPS, "persistence/bookieAffinity"),
+    UnsupportedPolicy("antiAffinity", "POST", None, NO_BUNDLE_STEERING, "antiAffinity"),
 )
-UNSUPPORTED_OF_TOPICS = (
-    UnsupportedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "offloadPolicies"),
-    UnsupportedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate", UNLIMITED),
+UNSUPPORTED_TOPIC_POLICIES = (
+    UnsupportedPolicy("offloadPolicies", "POST", None, NO_TIERED_STORAGE, "offloadPolicies"),
+    UnsupportedPolicy(
+        "replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate", UNLIMITED_DISPATCH_RATE
+    ),
 )
 
 
-def _fixed(base: str, place: Place, row: UnsupportedPolicy) -> None:
+def _fixed(base: str, place: GetPolicyPlace, row: UnsupportedPolicy) -> None:
     async def show(call: RestRequest) -> object:
         await read_policies(call, place(call))
         return row.applied if row.applied is not None and call.parse_flag("applied") else row.value
@@ -644,7 +648,7 @@ def _fixed(base: str, place: Place, row: UnsupportedPolicy) -> None:
         register_route("DELETE", f"{base}/{row.remove}", "Nothing to do: it is never set.")(remove)
 
 
-for _each in UNSUPPORTED_OF_NAMESPACES:
-    _fixed(NAMESPACE, make_namespace_argument, _each)
-for _each in UNSUPPORTED_OF_TOPICS:
-    _fixed(TOPIC, make_topic_argument, _each)
+for _each in UNSUPPORTED_NAMESPACE_POLICIES:
+    _fixed(NAMESPACE_PATH, make_namespace_argument, _each)
+for _each in UNSUPPORTED_TOPIC_POLICIES:
+    _fixed(TOPIC_PATH, make_topic_argument, _each)

@@ -20,11 +20,11 @@ from typing import Any
 
 from ...proto import statistics as values
 from ...proto.pulsar_json import (
-    CONSUMER,
+    CONSUMER_FIELDS,
     OWN_OF_SUBSCRIPTION,
-    PRODUCER,
-    SUBSCRIPTION,
-    TOPIC,
+    PRODUCER_FIELDS,
+    SUBSCRIPTION_FIELDS,
+    TOPIC_FIELDS,
     pick_fields,
     time_to_json,
     to_optional_text,
@@ -37,11 +37,11 @@ from ..subscription.core.policy import CAUGHT_UP_REASONS
 from ..topic.producer import TopicProducer
 from ..topic.topic import Topic
 
-RATE_S = 1.0
-METERS_MAX = 20_000
+RATE_PERIOD_S_MIN = 1.0
+RATE_METERS_MAX = 20_000
 _WAITING = frozenset((*CAUGHT_UP_REASONS, Blocked.OPEN_TRANSACTION))
 
-Numbers = tuple[float, ...]
+CounterValues = tuple[float, ...]
 _MODES = {
     AccessMode.SHARED: "Shared", AccessMode.EXCLUSIVE: "Exclusive", AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
     AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
@@ -54,28 +54,29 @@ class RateMeters:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: OrderedDict[int, tuple[float, Numbers, Numbers]] = OrderedDict()  # when, counters, rates
+        # when, counters, rates
+        self._known: OrderedDict[int, tuple[float, CounterValues, CounterValues]] = OrderedDict()
 
     def now_ms(self) -> int:
         """Returns the wall-clock time in ms since the epoch."""
         return self._clock.wall_ms()
 
-    def measure_rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
+    def measure_rates(self, number: int, since_ms: int, counters: CounterValues) -> CounterValues:
         """Returns the rate per second of each counter since the last call for the producer or consumer with the id
         `number`; in the first call, since `since_ms`. A call within RATE_S seconds of the last one returns the same
         rates."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
-            passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
-            before: Numbers = (0.0,) * len(counters)
+            passed_s = max(RATE_PERIOD_S_MIN, (self._clock.wall_ms() - since_ms) / 1000)
+            before: CounterValues = (0.0,) * len(counters)
         else:
             passed_s, before = now - known[0], known[1]
-            if passed_s < RATE_S:
+            if passed_s < RATE_PERIOD_S_MIN:
                 return known[2]
         found = tuple(max(0.0, (new - old) / passed_s) for new, old in zip(counters, before, strict=True))
         self._known[number] = now, counters, found
         self._known.move_to_end(number)
-        if len(self._known) > METERS_MAX:
+        if len(self._known) > RATE_METERS_MAX:
             self._known.popitem(last=False)
         return found
 
@@ -104,20 +105,20 @@ def make_topic_stats_json(
     applied = topic.applied if topic is not None else None
     return {
         **pick_fields(
-            TOPIC, found, "msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter"
+            TOPIC_FIELDS, found, "msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter"
         ),
         "systemTopicBytesInCounter": 0, "bytesOutInternalCounter": 0,
-        **pick_fields(TOPIC, found, "bytesOutCounter msgOutCounter averageMsgSize"),
-        "msgChunkPublished": False, **pick_fields(TOPIC, found, "storageSize"), "backlogSize": backlog_size,
+        **pick_fields(TOPIC_FIELDS, found, "bytesOutCounter msgOutCounter averageMsgSize"),
+        "msgChunkPublished": False, **pick_fields(TOPIC_FIELDS, found, "storageSize"), "backlogSize": backlog_size,
         "backlogQuotaLimitSize": (applied.backlog_quota_bytes if applied is not None else 0) or -1,
         "backlogQuotaLimitTime": (applied.backlog_quota_s if applied is not None else 0) or -1,
         "oldestBacklogMessageAgeSeconds": age_s, "oldestBacklogMessageSubscriptionName": slowest,
-        **pick_fields(TOPIC, found, "publishRateLimitedTimes"), "earliestMsgPublishTimeInBacklogs": oldest,
+        **pick_fields(TOPIC_FIELDS, found, "publishRateLimitedTimes"), "earliestMsgPublishTimeInBacklogs": oldest,
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
         "lastOffloadFailureTimeStamp": 0,
         **_transactions(found),
         "waitingPublishers": 0,
-        **pick_fields(TOPIC, found, "topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp"),
+        **pick_fields(TOPIC_FIELDS, found, "topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp"),
         "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
         "subscriptions": subscriptions, "replication": {},
         "deduplicationStatus": "Enabled" if applied is not None and applied.deduplication else "Disabled",
@@ -125,7 +126,7 @@ def make_topic_stats_json(
         "nonContiguousDeletedMessagesRanges": sum(each.acked_ranges for each in found.subscriptions),
         "nonContiguousDeletedMessagesRangesSerializedSize": 0,
         "delayedMessageIndexSizeInBytes": sum(each.delayed_memory_bytes for each in found.subscriptions),
-        "compaction": _compaction(topic), **pick_fields(TOPIC, found, "ownerBroker"),
+        "compaction": _compaction(topic), **pick_fields(TOPIC_FIELDS, found, "ownerBroker"),
         "replicatedSubscriptionsTrackedMessagesCount": 0,
         **({} if found.name.startswith("persistent:") else {"msgDropRate": 0.0, "msgDropCount": found.dropped}),
     }  # fmt: skip
@@ -163,9 +164,9 @@ def _publisher(found: values.ProducerStats, topic: Topic | None, meters: RateMet
     )
     return {
         "accessMode": _MODES[live.mode] if live is not None else "Shared", "msgRateIn": rates[0],
-        "msgThroughputIn": rates[1], **pick_fields(PRODUCER, found, "averageMsgSize"),
+        "msgThroughputIn": rates[1], **pick_fields(PRODUCER_FIELDS, found, "averageMsgSize"),
         "chunkedMessageRate": 0.0, "producerId": live.id if live is not None else 0, "supportsPartialProducer": False,
-        **pick_fields(PRODUCER, found, "producerName"), "metadata": live.properties if live is not None else {},
+        **pick_fields(PRODUCER_FIELDS, found, "producerName"), "metadata": live.properties if live is not None else {},
         **_connected(found, live),
     }  # fmt: skip
 
@@ -198,44 +199,47 @@ def _subscription(
     return {
         **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0,
         **pick_fields(
-            SUBSCRIPTION, found, "totalMsgExpired msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay "
+            SUBSCRIPTION_FIELDS, found,
+            "totalMsgExpired msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay "
                "unackedMessages earliestMsgPublishTimeInBacklog blockedSubscriptionOnUnackedMsgs"),
         "type": pulsar_type_name(found.type) or "None",
         "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": activity.expired_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastAckedTimestamp": activity.acked_ms, "lastMarkDeleteAdvancedTimestamp": activity.marked_ms,
-        "consumers": consumers if listed else [], **pick_fields(SUBSCRIPTION, found, "isDurable durable"),
-        "isReplicated": False, "replicated": False, **pick_fields(SUBSCRIPTION, found, "allowOutOfOrderDelivery"),
+        "consumers": consumers if listed else [], **pick_fields(SUBSCRIPTION_FIELDS, found, "isDurable durable"),
+        "isReplicated": False, "replicated": False,
+        **pick_fields(SUBSCRIPTION_FIELDS, found, "allowOutOfOrderDelivery"),
         "keySharedMode": found.key_shared_mode or None, "consumersAfterMarkDeletePosition": {},
         **pick_fields(
-            SUBSCRIPTION, found, "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages "
+            SUBSCRIPTION_FIELDS, found, "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages "
                "nonContiguousDeletedMessagesRanges"), "nonContiguousDeletedMessagesRangesSerializedSize": 0,
-        **pick_fields(SUBSCRIPTION, found, "delayedMessageIndexSizeInBytes"),
+        **pick_fields(SUBSCRIPTION_FIELDS, found, "delayedMessageIndexSizeInBytes"),
         "subscriptionProperties": store.properties if store is not None else {},
-        **pick_fields(SUBSCRIPTION, found, "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount "
+        **pick_fields(SUBSCRIPTION_FIELDS, found,
+        "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount "
                "filterRescheduledMsgCount"), "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
-        "whyBlocked": found.blocked, **pick_fields(SUBSCRIPTION, found, OWN_OF_SUBSCRIPTION),
+        "whyBlocked": found.blocked, **pick_fields(SUBSCRIPTION_FIELDS, found, OWN_OF_SUBSCRIPTION),
     }  # fmt: skip
 
 
 def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMeters) -> dict[str, Any]:
     activity = live.activity if live is not None else ActivityTimes()
-    rates: Numbers = (0.0, 0.0, 0.0, 0.0)
+    rates: CounterValues = (0.0, 0.0, 0.0, 0.0)
     if live is not None:
         delivered, again = found.delivered_messages, found.redelivered_messages
         acked = max(0, delivered - again - found.unacked)
         rates = meters.measure_rates(live.member.id, live.since_ms, (delivered, found.delivered_bytes, again, acked))
     return {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "msgRateRedeliver": rates[2], "messageAckRate": rates[3],
-        "chunkedMessageRate": 0.0, **pick_fields(CONSUMER, found, "bytesOutCounter msgOutCounter"),
+        "chunkedMessageRate": 0.0, **pick_fields(CONSUMER_FIELDS, found, "bytesOutCounter msgOutCounter"),
         "lastAckedTimestamp": activity.acked_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastAckedTime": None, "lastConsumedTime": None,
-        **pick_fields(CONSUMER, found, "consumerName"),
+        **pick_fields(CONSUMER_FIELDS, found, "consumerName"),
         "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
         "drainingHashesCount": 0, "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": 0,
-        **pick_fields(CONSUMER, found, "availablePermits unackedMessages"), "avgMessagesPerEntry": 0,
-        **pick_fields(CONSUMER, found, "blockedConsumerOnUnackedMsgs keyHashRanges keyHashRangeArrays"),
+        **pick_fields(CONSUMER_FIELDS, found, "availablePermits unackedMessages"), "avgMessagesPerEntry": 0,
+        **pick_fields(CONSUMER_FIELDS, found, "blockedConsumerOnUnackedMsgs keyHashRanges keyHashRangeArrays"),
         "metadata": live.properties if live is not None else {}, **_connected(found, live),
     }  # fmt: skip
 
@@ -295,7 +299,7 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
 # participant has stored it), segments of snapshots, times of a topic's recovery.
 
 
-ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
+ENDING_STATUS_NAMES = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 """Pulsar's TxnStatus of a transaction by its outcome, while some topic has not stored the outcome."""
 
 
@@ -308,7 +312,7 @@ def make_transaction_metadata_json(
     status = found.state.name
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
-        "txnId": str(found.txn), "status": ENDING.get(status, status) if found.topics else status,
+        "txnId": str(found.txn), "status": ENDING_STATUS_NAMES.get(status, status) if found.topics else status,
         "openTimestamp": now_ms - found.age_ms if is_known else 0, "timeoutAt": found.timeout_ms,
         "producedPartitions": {
             topic: make_buffer_stats_json(here, found) for topic,
@@ -393,7 +397,7 @@ def make_transaction_buffer_stats_json(
     }  # fmt: skip
 
 
-def pending_ack_stats(found: values.SubscriptionStats) -> dict[str, Any]:
+def make_pending_ack_stats_json(found: values.SubscriptionStats) -> dict[str, Any]:
     """Returns the statistics of the transactions at a subscription as Pulsar's JSON object
     TransactionPendingAckStats."""
     return {

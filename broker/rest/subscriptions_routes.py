@@ -15,14 +15,14 @@ from starlette.responses import Response
 
 from ...proto import operations as op
 from ...proto.compression import decompress, decompress_to_mapping
-from ...proto.entry import PROPERTIES_LONG, EntryHeader, decode_properties, parse_entry
+from ...proto.entry import MANY_PROPERTIES, EntryHeader, decode_properties, parse_entry
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, BackPressure, NotFound
 from ...proto.names import LATEST, MessageId, Position
 from ...runtime.budget import MemoryBudget
 from ..log.unfolding import run_in_thread_if_slow
 from ..session.backlogs import PEEK_MESSAGES_MAX
-from .call import SUBSCRIPTION, TOPIC, HttpError, RestRequest, register_route
+from .call import SUBSCRIPTION_PATH, TOPIC_PATH, HttpError, RestRequest, register_route
 
 
 class ResetPosition(msgspec.Struct):
@@ -46,7 +46,7 @@ def _position(call: RestRequest, given: ResetPosition) -> MessageId:
     return MessageId(given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
 
 
-@register_route("PUT", SUBSCRIPTION, "Makes a subscription at a message, `earliest` or `latest` (or nothing).",
+@register_route("PUT", SUBSCRIPTION_PATH, "Makes a subscription at a message, `earliest` or `latest` (or nothing).",
        body='MessageId | "earliest" | "latest" | empty')  # fmt: skip
 async def create_subscription(call: RestRequest) -> None:
     start, properties = _start(call)
@@ -78,7 +78,7 @@ def _start(call: RestRequest) -> tuple[MessageId, dict[str, str]]:
     return _position(call, given), given.properties or {}
 
 
-@register_route("POST", SUBSCRIPTION + "/resetcursor", "To a message.", body="MessageId + isExcluded", busy=412)
+@register_route("POST", SUBSCRIPTION_PATH + "/resetcursor", "To a message.", body="MessageId + isExcluded", busy=412)
 async def reset_to_message(call: RestRequest) -> None:
     given = call.parse_body(ResetPosition)
     to = _position(call, given)
@@ -92,7 +92,7 @@ async def reset_to_message(call: RestRequest) -> None:
     await call.call_each_partition(op.RESET_SUBSCRIPTION, **asked)
 
 
-@register_route("POST", SUBSCRIPTION + "/skip/{number}", "The next so many messages count as acknowledged.")
+@register_route("POST", SUBSCRIPTION_PATH + "/skip/{number}", "The next so many messages count as acknowledged.")
 async def skip(call: RestRequest) -> None:
     number = call.parse_number(call.names["number"], "the number of messages")
     asked: dict[str, object] = {"name": call.names["subscription"], "messages": number}
@@ -101,7 +101,10 @@ async def skip(call: RestRequest) -> None:
 
 
 @register_route(
-    "POST", SUBSCRIPTION + "/expireMessages", "Everything up to a message counts as acknowledged.", body="MessageId"
+    "POST",
+    SUBSCRIPTION_PATH + "/expireMessages",
+    "Everything up to a message counts as acknowledged.",
+    body="MessageId",
 )
 async def expire_to_message(call: RestRequest) -> None:
     asked = {"name": call.names["subscription"], "message_id": _position(call, call.parse_body(ResetPosition))}
@@ -109,16 +112,16 @@ async def expire_to_message(call: RestRequest) -> None:
 
 
 # ------------------------------------------------------------------ properties
-@register_route("GET", SUBSCRIPTION + "/properties", "Its properties.", answer="{name: value}")
+@register_route("GET", SUBSCRIPTION_PATH + "/properties", "Its properties.", answer="{name: value}")
 async def get_properties(call: RestRequest) -> object:
     asked = {"name": call.names["subscription"], "force": call.parse_flag("force")}
     return (await call.call_each_partition(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
 
 
-@register_route("GET", SUBSCRIPTION + "/analyzeBacklog", "Counts the backlog by reading it.",
+@register_route("GET", SUBSCRIPTION_PATH + "/analyzeBacklog", "Counts the backlog by reading it.",
        answer="AnalyzeSubscriptionBacklogResult")  # fmt: skip
 @register_route(
-    "POST", SUBSCRIPTION + "/analyzeBacklog", "The same.", body="empty", answer="AnalyzeSubscriptionBacklogResult"
+    "POST", SUBSCRIPTION_PATH + "/analyzeBacklog", "The same.", body="empty", answer="AnalyzeSubscriptionBacklogResult"
 )
 async def analyze_backlog(call: RestRequest) -> object:
     if not call.has_empty_body:
@@ -145,30 +148,32 @@ async def analyze_backlog(call: RestRequest) -> object:
 # is sent; if there is none, the answer is 429 and the caller must repeat the request.
 
 
-PIECE_BYTES = 64 << 10
+BODY_PIECE_BYTES = 64 << 10
 """A response is sent in pieces of this size in bytes."""
-ONE = "name one of them"
+NAME_ONE_PARTITION = "name one of them"
 HEADERS_BYTES_MAX = 16 << 10
 """Most bytes of all headers with the metadata of a message: Java's clients accept 64 KiB of headers."""
 
 
-def message_id(found: MessageId) -> dict[str, int]:
+def make_message_id_json(found: MessageId) -> dict[str, int]:
     shown = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
     return shown if found.batch_index < 0 else {**shown, "batchIndex": found.batch_index}
 
 
-@register_route("GET", TOPIC + "/lastMessageId", "The id of the last message.", answer="MessageId")
+@register_route("GET", TOPIC_PATH + "/lastMessageId", "The id of the last message.", answer="MessageId")
 async def last_message_id(call: RestRequest) -> object:
-    await call.check_unpartitioned(op.LAST_MESSAGE_ID, ONE)
-    return message_id(await call.call_local(op.LAST_MESSAGE_ID, name=call.topic.full))
+    await call.check_unpartitioned(op.LAST_MESSAGE_ID, NAME_ONE_PARTITION)
+    return make_message_id_json(await call.call_local(op.LAST_MESSAGE_ID, name=call.topic.full))
 
 
-@register_route("GET", TOPIC + "/messageid/{milliseconds}", "The id of the first message published then or later.",
+@register_route("GET", TOPIC_PATH + "/messageid/{milliseconds}", "The id of the first message published then or later.",
        answer="MessageId")  # fmt: skip
 async def message_id_by_time(call: RestRequest) -> object:
     when = call.parse_number(call.names["milliseconds"], "the time in milliseconds")
-    await call.check_unpartitioned(op.MESSAGE_ID_BY_TIME, ONE, publish_time_ms=when)
-    return message_id(await call.call_local(op.MESSAGE_ID_BY_TIME, topic=call.topic.full, publish_time_ms=when))
+    await call.check_unpartitioned(op.MESSAGE_ID_BY_TIME, NAME_ONE_PARTITION, publish_time_ms=when)
+    return make_message_id_json(
+        await call.call_local(op.MESSAGE_ID_BY_TIME, topic=call.topic.full, publish_time_ms=when)
+    )
 
 
 class _Place(msgspec.Struct):
@@ -177,7 +182,7 @@ class _Place(msgspec.Struct):
 
 
 @register_route(
-    "PUT", TOPIC + "/backlogSize", "The bytes that are stored after a message.", body="MessageId", answer="long"
+    "PUT", TOPIC_PATH + "/backlogSize", "The bytes that are stored after a message.", body="MessageId", answer="long"
 )
 async def backlog_size(call: RestRequest) -> object:
     given = call.parse_body(_Place)
@@ -189,11 +194,13 @@ async def backlog_size(call: RestRequest) -> object:
 
 
 # ------------------------------------------------------------------ entries
-@register_route("GET", SUBSCRIPTION + "/position/{number}", "The n-th entry of the backlog, from 1.", answer="payload")
+@register_route(
+    "GET", SUBSCRIPTION_PATH + "/position/{number}", "The n-th entry of the backlog, from 1.", answer="payload"
+)
 async def peek(call: RestRequest) -> Response:
     number = call.parse_number(call.names["number"], "the number", least=1)
     name, messages = call.names["subscription"], number
-    await call.check_unpartitioned(op.PEEK_MESSAGES, ONE, name=name, messages=1)
+    await call.check_unpartitioned(op.PEEK_MESSAGES, NAME_ONE_PARTITION, name=name, messages=1)
     if number > PEEK_MESSAGES_MAX:
         raise HttpError(f"only the first {PEEK_MESSAGES_MAX} can be looked at", 412)
     while True:
@@ -209,14 +216,14 @@ def _count(found: Any) -> int:
     return parse_entry(found.entry)[1].num_messages
 
 
-@register_route("GET", TOPIC + "/ledger/{ledger}/entry/{entry}", "An entry by its id.", answer="payload")
+@register_route("GET", TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", "An entry by its id.", answer="payload")
 async def get_message(call: RestRequest) -> Response:
     ledger, entry = (call.parse_number(call.names[each], f"the {each}") for each in ("ledger", "entry"))
     found = await call.call_local(op.GET_MESSAGE, topic=call.topic.full, ledger_id=ledger, entry_id=entry)
     return await _entry(call, found[0])
 
 
-@register_route("GET", TOPIC + "/examinemessage",
+@register_route("GET", TOPIC_PATH + "/examinemessage",
     "The n-th message from one end (`initialPosition`, `messagePosition`).",
        answer="payload")  # fmt: skip
 async def examine_message(call: RestRequest) -> Response:
@@ -225,7 +232,7 @@ async def examine_message(call: RestRequest) -> Response:
         raise HttpError("initialPosition is latest or earliest", 412)
     number = call.parse_number(call.query.get("messagePosition", "1"), "messagePosition", least=1)
     asked = {"from_latest": start == "latest", "number": number}
-    await call.check_unpartitioned(op.EXAMINE_MESSAGES, ONE, **asked)
+    await call.check_unpartitioned(op.EXAMINE_MESSAGES, NAME_ONE_PARTITION, **asked)
     return await _entry(call, (await call.call_local(op.EXAMINE_MESSAGES, topic=call.topic.full, **asked))[0])
 
 
@@ -295,8 +302,8 @@ class PayloadResponse(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for begin in range(0, self._size, PIECE_BYTES):
-                body = bytes(self.payload[begin : begin + PIECE_BYTES])
+            for begin in range(0, self._size, BODY_PIECE_BYTES):
+                body = bytes(self.payload[begin : begin + BODY_PIECE_BYTES])
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
@@ -341,7 +348,7 @@ def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
         }  # fmt: skip
     if metadata.encryption_keys:
         headers["X-Pulsar-Is-Encrypted"] = "true"
-    if len(metadata.properties) > PROPERTIES_LONG:
+    if len(metadata.properties) > MANY_PROPERTIES:
         headers["X-Pulsar-PROPERTY"] = None
     elif properties := decode_properties(metadata):
         headers["X-Pulsar-PROPERTY"] = msgspec.json.encode(properties).decode()

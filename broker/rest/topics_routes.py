@@ -27,13 +27,13 @@ from ..cluster.bundles_core import find_topic_bundle_name
 from ..session import summaries
 from ..session.administration import call_operation_at_broker
 from ..topic.topic import Topic
-from .call import TOPIC, HttpError, RestRequest, register_route
-from .policies import NO_STORAGE
+from .call import TOPIC_PATH, HttpError, RestRequest, register_route
+from .policies import NO_TIERED_STORAGE
 from .stats import make_internal_stats_json, make_topic_stats_json
-from .subscriptions_routes import message_id
+from .subscriptions_routes import make_message_id_json
 
 T = TypeVar("T")
-SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+TOPIC_SCHEMAS_PATH = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
 class SchemaBody(msgspec.Struct):
@@ -77,40 +77,47 @@ def _shown_schema(found: TopicSchema) -> dict[str, object]:
     }  # fmt: skip
 
 
-@register_route("GET", SCHEMAS + "/schema", "The newest schema of the topic.",
+@register_route("GET", TOPIC_SCHEMAS_PATH + "/schema", "The newest schema of the topic.",
        answer="{version, type, timestamp, data, properties}")  # fmt: skip
 async def get_schema(call: RestRequest) -> object:
     return _shown_schema(await call.call_local(op.GET_SCHEMA, topic=_topic(call)))
 
 
 @register_route(
-    "GET", SCHEMAS + "/schema/{version}", "A version of it.", answer="{version, type, timestamp, data, properties}"
+    "GET",
+    TOPIC_SCHEMAS_PATH + "/schema/{version}",
+    "A version of it.",
+    answer="{version, type, timestamp, data, properties}",
 )
 async def get_schema_version(call: RestRequest) -> object:
     version = encode_version(call.parse_number(call.names["version"], "a version"))
     return _shown_schema(await call.call_local(op.GET_SCHEMA, topic=_topic(call), version=version))
 
 
-@register_route("GET", SCHEMAS + "/schemas", "All versions that are not deleted.", answer="{getSchemaResponses: […]}")
+@register_route(
+    "GET", TOPIC_SCHEMAS_PATH + "/schemas", "All versions that are not deleted.", answer="{getSchemaResponses: […]}"
+)
 async def list_schemas(call: RestRequest) -> object:
     found = await call.call_local(op.LIST_SCHEMAS, name=_topic(call))
     return {"getSchemaResponses": [_shown_schema(each) for each in found]}
 
 
-@register_route("POST", SCHEMAS + "/schema", "Registers a schema. 409: it does not go with those of the topic.",
+@register_route("POST", TOPIC_SCHEMAS_PATH + "/schema",
+    "Registers a schema. 409: it does not go with those of the topic.",
        body="{type, schema, properties}", answer="{version}")  # fmt: skip
 async def post_schema(call: RestRequest) -> object:
     return {"version": await _valid(call.call_local(op.PUT_SCHEMA, **_given(call)))}
 
 
-@register_route("DELETE", SCHEMAS + "/schema", "Deletes the schema; with `force` what decodes old messages, too.",
+@register_route("DELETE", TOPIC_SCHEMAS_PATH + "/schema",
+    "Deletes the schema; with `force` what decodes old messages, too.",
        answer="{version}")  # fmt: skip
 async def delete_schema(call: RestRequest) -> object:
     version = await call.call_local(op.DELETE_SCHEMA, name=_topic(call), force=call.parse_flag("force"))
     return {"version": -1 if version is None else version}
 
 
-@register_route("POST", SCHEMAS + "/compatibility", "Whether a schema could be registered.",
+@register_route("POST", TOPIC_SCHEMAS_PATH + "/compatibility", "Whether a schema could be registered.",
     body="{type, schema, properties}",
        answer="{compatibility, schemaCompatibilityStrategy}")  # fmt: skip
 async def test_schema(call: RestRequest) -> object:
@@ -121,13 +128,15 @@ async def test_schema(call: RestRequest) -> object:
     }
 
 
-@register_route("POST", SCHEMAS + "/version", "The version of an equal schema.", body="{type, schema, properties}",
+@register_route("POST", TOPIC_SCHEMAS_PATH + "/version", "The version of an equal schema.",
+    body="{type, schema, properties}",
        answer="{version}")  # fmt: skip
 async def find_schema(call: RestRequest) -> object:
     return {"version": await _valid(call.call_local(op.FIND_SCHEMA, **_given(call)))}
 
 
-@register_route("GET", SCHEMAS + "/metadata", "The places of the versions; Magnetar has them in its metadata.",
+@register_route("GET", TOPIC_SCHEMAS_PATH + "/metadata",
+    "The places of the versions; Magnetar has them in its metadata.",
        answer="{info, index}")  # fmt: skip
 async def schema_metadata(call: RestRequest) -> object:
     found = await call.call_local(op.LIST_SCHEMAS, name=_topic(call))
@@ -135,7 +144,7 @@ async def schema_metadata(call: RestRequest) -> object:
     return {"info": index[-1] if index else None, "index": index}
 
 
-@register_route("POST", TOPIC + "/cancel-delayed",
+@register_route("POST", TOPIC_PATH + "/cancel-delayed",
     "Delivers a delayed message to no subscription: `ledger_id`, `entry_id`, and of a batch perhaps `batch_index`.",
        answer="{cancelled, acknowledged}")  # fmt: skip
 async def cancel_delayed(call: RestRequest) -> object:
@@ -162,7 +171,8 @@ class ScheduleBody(msgspec.Struct):
     missed: str = "skip"
 
 
-@register_route("POST", TOPIC + "/schedules/{schedule}", "Creates a schedule: one of `cron`, `everyMs` and `atMs`.",
+@register_route("POST", TOPIC_PATH + "/schedules/{schedule}",
+    "Creates a schedule: one of `cron`, `everyMs` and `atMs`.",
        body="{cron, everyMs, atMs, zone, payload, payloadBase64, key, properties, missed}")  # fmt: skip
 async def create_schedule(call: RestRequest) -> None:
     given = call.parse_body(ScheduleBody)
@@ -177,7 +187,7 @@ async def create_schedule(call: RestRequest) -> None:
     )  # fmt: skip
 
 
-@register_route("GET", TOPIC + "/schedules", "The schedules of a topic.", answer="[{name, cron, …, status}]")
+@register_route("GET", TOPIC_PATH + "/schedules", "The schedules of a topic.", answer="[{name, cron, …, status}]")
 async def list_schedules(call: RestRequest) -> object:
     return [schedule_to_json(each) for each in await call.call_local(op.LIST_SCHEDULES, topic=call.topic.full)]
 
@@ -186,7 +196,7 @@ async def list_schedules(call: RestRequest) -> object:
 # Statistics of topics and partitions (stats.py has their form).
 
 
-Found = tuple[TopicStats, Topic | None]
+StatsAndTopic = tuple[TopicStats, Topic | None]
 """The statistics of a topic, and the topic itself if it is loaded at this broker."""
 
 
@@ -198,26 +208,26 @@ async def _loaded(call: RestRequest, name: TopicName) -> Topic:
     return await call.broker.load_topic(name)
 
 
-async def _stats(call: RestRequest, name: TopicName) -> Found:
+async def _stats(call: RestRequest, name: TopicName) -> StatsAndTopic:
     topic = await _loaded(call, name)
     precise = call.parse_flag("getPreciseBacklog") or call.parse_flag("getEarliestTimeInBacklog")
     return await summaries.collect_topic_stats(topic, call.broker.endpoint, precise=precise), topic
 
 
-def _shown(call: RestRequest, found: Found) -> dict[str, Any]:
+def _shown(call: RestRequest, found: StatsAndTopic) -> dict[str, Any]:
     publishers, consumers = not call.parse_flag("excludePublishers"), not call.parse_flag("excludeConsumers")
     return make_topic_stats_json(*found, call.meters, publishers=publishers, consumers=consumers)
 
 
 @register_route(
-    "GET", TOPIC + "/stats", "Statistics of a topic without partitions, or of a partition.", answer="TopicStats"
+    "GET", TOPIC_PATH + "/stats", "Statistics of a topic without partitions, or of a partition.", answer="TopicStats"
 )
 async def stats(call: RestRequest) -> object:
     await call.authorize(op.TOPIC_STATS, name=call.topic.full)
     return _shown(call, await _stats(call, call.topic))
 
 
-@register_route("GET", TOPIC + "/partitioned-stats",
+@register_route("GET", TOPIC_PATH + "/partitioned-stats",
     "The sums of all partitions; `perPartition=true`: and each of them.",
        answer="PartitionedTopicStats")  # fmt: skip
 async def partitioned_stats(call: RestRequest) -> object:
@@ -233,14 +243,14 @@ async def _count(call: RestRequest) -> int:
     return await call.broker.catalog.count_existing_partitions(call.topic)
 
 
-async def _each(call: RestRequest) -> dict[TopicName, Found]:
+async def _each(call: RestRequest) -> dict[TopicName, StatsAndTopic]:
     """Returns the statistics of each partition; partitions whose broker does not answer now are left out. Raises the
     error of the first partition if none is left, NotFound if the topic is not partitioned."""
     await call.authorize(op.TOPIC_STATS, name=call.topic.full)
     partitions = await call.list_partitions()
     if not partitions:
         raise NotFound(f"topic {call.topic} has no partitions: GET …/stats")
-    found: dict[TopicName, Found] = {}
+    found: dict[TopicName, StatsAndTopic] = {}
     for name in partitions:
         try:
             found[name] = await _anywhere(call, name)
@@ -251,7 +261,7 @@ async def _each(call: RestRequest) -> dict[TopicName, Found]:
     return found
 
 
-async def _anywhere(call: RestRequest, name: TopicName) -> Found:
+async def _anywhere(call: RestRequest, name: TopicName) -> StatsAndTopic:
     try:
         return await _stats(call, name)
     except NotOwner:
@@ -280,7 +290,7 @@ async def loaded_topics(call: RestRequest) -> object:
 
 
 # ------------------------------------------------------------------ internals
-@register_route("GET", TOPIC + "/internalStats", "The ledgers and cursors of a topic, or of a partition.",
+@register_route("GET", TOPIC_PATH + "/internalStats", "The ledgers and cursors of a topic, or of a partition.",
        answer="PersistentTopicInternalStats")  # fmt: skip
 async def internals(call: RestRequest) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
@@ -294,7 +304,7 @@ async def _internals(call: RestRequest, name: TopicName) -> dict[str, Any]:
 
 
 @register_route(
-    "GET", TOPIC + "/partitioned-internalStats", "The same of each partition.", answer="{metadata, partitions}"
+    "GET", TOPIC_PATH + "/partitioned-internalStats", "The same of each partition.", answer="{metadata, partitions}"
 )
 async def partitioned_internals(call: RestRequest) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
@@ -311,7 +321,9 @@ async def partitioned_internals(call: RestRequest) -> object:
     return {"metadata": {"partitions": len(found), "deleted": False, "properties": {}}, "partitions": found}
 
 
-@register_route("GET", TOPIC + "/internal-info", "The ledgers as the metadata has them.", answer="ManagedLedgerInfo")
+@register_route(
+    "GET", TOPIC_PATH + "/internal-info", "The ledgers as the metadata has them.", answer="ManagedLedgerInfo"
+)
 async def internal_info(call: RestRequest) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     found = await _internals(call, call.topic)
@@ -333,7 +345,7 @@ async def internal_info(call: RestRequest) -> object:
 # -------------------------------------------------------------------------------------------------------- topics
 
 
-LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
+TOPIC_LIST_PATH = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
 
 
 class PartitionedBody(msgspec.Struct):
@@ -348,12 +360,12 @@ async def _names(call: RestRequest, *, partitions: bool) -> list[str]:
     return [name for name in names if name.startswith(call.names["domain"] + ":")]
 
 
-@register_route("GET", LIST, "The topics of a namespace, partitions one by one.", answer="[full name]")
+@register_route("GET", TOPIC_LIST_PATH, "The topics of a namespace, partitions one by one.", answer="[full name]")
 async def list_topics(call: RestRequest) -> object:
     return await _names(call, partitions=True)
 
 
-@register_route("GET", LIST + "/partitioned", "The partitioned topics.", answer="[full name]")
+@register_route("GET", TOPIC_LIST_PATH + "/partitioned", "The partitioned topics.", answer="[full name]")
 async def list_partitioned(call: RestRequest) -> object:
     single = set(await _names(call, partitions=True))
     return [name for name in await _names(call, partitions=False) if name not in single]
@@ -372,7 +384,7 @@ def _partitions(call: RestRequest) -> int:
     return count
 
 
-@register_route("PUT", TOPIC + "/partitions", "Makes a partitioned topic.", body="int | {partitions, properties}")
+@register_route("PUT", TOPIC_PATH + "/partitions", "Makes a partitioned topic.", body="int | {partitions, properties}")
 async def create_partitioned(call: RestRequest) -> None:
     count = _partitions(call)
     given = (call.parse_body(PartitionedBody).properties or {}) if call.body[:1] == b"{" else {}
@@ -382,7 +394,7 @@ async def create_partitioned(call: RestRequest) -> None:
         await _store_properties(call, given)
 
 
-@register_route("GET", TOPIC + "/partitions",
+@register_route("GET", TOPIC_PATH + "/partitions",
        "How many partitions; 0: none. With `checkAllowAutoCreation` the topic is made where that is allowed.",
        answer="{partitions, deleted, properties}")  # fmt: skip
 async def get_partitions(call: RestRequest) -> object:
@@ -395,7 +407,7 @@ async def get_partitions(call: RestRequest) -> object:
     return {"partitions": partitions, "deleted": False, "properties": properties}
 
 
-@register_route("POST", TOPIC + "/partitions", "More partitions.", body="int")
+@register_route("POST", TOPIC_PATH + "/partitions", "More partitions.", body="int")
 async def update_partitions(call: RestRequest) -> None:
     try:
         await call.call_local(op.UPDATE_TOPIC, name=call.topic.full, partitions=_partitions(call))
@@ -404,7 +416,7 @@ async def update_partitions(call: RestRequest) -> None:
 
 
 @register_route(
-    "DELETE", TOPIC + "/partitions", "Deletes a partitioned topic; `force` as of a topic without.", busy=412
+    "DELETE", TOPIC_PATH + "/partitions", "Deletes a partitioned topic; `force` as of a topic without.", busy=412
 )
 async def delete_partitioned(call: RestRequest) -> None:
     asked: dict[str, object] = {"name": call.topic.full, "force": call.parse_flag("force")}
@@ -414,14 +426,14 @@ async def delete_partitioned(call: RestRequest) -> None:
     await call.call_local(op.DELETE_TOPIC, **asked)
 
 
-@register_route("POST", TOPIC + "/createMissedPartitions", "Nothing to do: partitions are made together.")
+@register_route("POST", TOPIC_PATH + "/createMissedPartitions", "Nothing to do: partitions are made together.")
 async def create_missing(call: RestRequest) -> None:
     await call.authorize(op.UPDATE_TOPIC, name=call.topic.full)
     await call.list_partitions()
 
 
 # ------------------------------------------------------------------ the topic
-@register_route("PUT", TOPIC, "Makes a topic without partitions.", body="{key: value} | empty")
+@register_route("PUT", TOPIC_PATH, "Makes a topic without partitions.", body="{key: value} | empty")
 async def create_topic(call: RestRequest) -> None:
     given = {} if call.has_empty_body else check_properties(call.parse_body(dict[str, str]))
     await call.call_local(op.CREATE_TOPIC, name=call.topic.full)
@@ -433,7 +445,7 @@ async def _store_properties(call: RestRequest, properties: dict[str, str]) -> No
     await call.call_local(op.CHANGE_PROPERTIES, topic=call.topic.base.full, set=properties)
 
 
-@register_route("DELETE", TOPIC,
+@register_route("DELETE", TOPIC_PATH,
        "Deletes a topic without partitions; with `force` what is open in transactions is aborted first.",
        busy=412)  # fmt: skip
 async def delete_topic(call: RestRequest) -> None:
@@ -444,7 +456,7 @@ async def delete_topic(call: RestRequest) -> None:
     await call.call_local(op.DELETE_TOPIC, **asked)
 
 
-@register_route("POST", TOPIC + "/skipLost",
+@register_route("POST", TOPIC_PATH + "/skipLost",
        "Passes over entries that every replica lost; of one `ledger`; by `force` also what a silent replica may have. "
        "With `forgotten` it skips nothing, and ends transactions whose outcomes are lost: by commit or abort.",
        answer="[{topic, ranges, subscriptions, forgotten}]")  # fmt: skip
@@ -475,23 +487,24 @@ async def skip_lost(call: RestRequest) -> object:
     ]  # fmt: skip
 
 
-@register_route("POST", TOPIC + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
+@register_route("POST", TOPIC_PATH + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
 async def terminate_topic(call: RestRequest) -> object:
     await call.check_unpartitioned(op.TERMINATE_TOPIC, "POST …/terminate/partitions")
-    return message_id(await call.call_local(op.TERMINATE_TOPIC, name=call.topic.full))
+    return make_message_id_json(await call.call_local(op.TERMINATE_TOPIC, name=call.topic.full))
 
 
-@register_route("POST", TOPIC + "/terminate/partitions", "Its partitions take no more messages; the last one of each.",
+@register_route("POST", TOPIC_PATH + "/terminate/partitions",
+    "Its partitions take no more messages; the last one of each.",
        answer="{partition: MessageId}")  # fmt: skip
 async def terminate_partitions(call: RestRequest) -> object:
     await call.authorize(op.TERMINATE_TOPIC, name=call.topic.full)
     if not await call.list_partitions():
         raise HttpError(f"topic {call.topic} has no partitions: POST …/terminate", 405)
     found = await call.call_each_partition(op.TERMINATE_TOPIC)
-    return {str(number): message_id(each) for number, each in enumerate(found)}
+    return {str(number): make_message_id_json(each) for number, each in enumerate(found)}
 
 
-@register_route("DELETE", TOPIC + "/properties", "The property of `key` is gone.")
+@register_route("DELETE", TOPIC_PATH + "/properties", "The property of `key` is gone.")
 async def remove_property(call: RestRequest) -> None:
     key = call.query.get("key", "")
     asked = {"topic": call.topic.base.full, "remove": [key]}
@@ -502,7 +515,8 @@ async def remove_property(call: RestRequest) -> None:
 
 
 # ------------------------------------------------------------------ compaction
-@register_route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
+@register_route("GET", TOPIC_PATH + "/compaction",
+    "How the last compaction went; of partitions the one that is least done.",
        answer="{status, lastError}")  # fmt: skip
 async def compaction_status(call: RestRequest) -> object:
     found = await call.call_each_partition(op.COMPACTION_STATUS)
@@ -511,15 +525,15 @@ async def compaction_status(call: RestRequest) -> object:
     return {"status": least.state, "lastError": least.error}
 
 
-@register_route("GET", TOPIC + "/offload", "There is no tiered storage.", answer="{status, lastError}")
+@register_route("GET", TOPIC_PATH + "/offload", "There is no tiered storage.", answer="{status, lastError}")
 async def offload_status(call: RestRequest) -> object:
     await call.authorize(op.COMPACTION_STATUS, name=call.topic.full)
     await call.list_partitions()
     return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": None}
 
 
-@register_route("PUT", TOPIC + "/offload", "405: there is no tiered storage.", body="MessageId")
+@register_route("PUT", TOPIC_PATH + "/offload", "405: there is no tiered storage.", body="MessageId")
 async def offload(call: RestRequest) -> None:
     await call.authorize(op.COMPACT, name=call.topic.full)
     await call.list_partitions()
-    raise HttpError(f"nothing can be offloaded: {NO_STORAGE}", 405)
+    raise HttpError(f"nothing can be offloaded: {NO_TIERED_STORAGE}", 405)

@@ -41,17 +41,17 @@ from ...proto.statistics import CoordinatorTransactions, SubscriptionStats, Tran
 from ..grpc.checked import make_rpc_handler_name
 from ..subscription.core.cursor import Cursor
 from . import stats as forms
-from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Handler, RestRequest, register_route
+from .call import NAMESPACE_PATH, SUBSCRIPTION_PATH, TOPIC_PATH, RestHandler, RestRequest, register_route
 
-BASE = "/admin/v3/transactions"
-OF_TOPIC = "/{tenant}/{namespace}/{topic}"
-OF_SUBSCRIPTION = OF_TOPIC + "/{subscription}"
-ID = "/{most}/{least}"
-TOPICS_MAX = 100
+TRANSACTIONS_PATH = "/admin/v3/transactions"
+TOPIC_SUFFIX = "/{tenant}/{namespace}/{topic}"
+SUBSCRIPTION_SUFFIX = TOPIC_SUFFIX + "/{subscription}"
+TXN_ID_SUFFIX = "/{most}/{least}"
+ASKED_TOPICS_MAX = 100
 """Participants of one transaction that are asked for details; of the others only the name is returned."""
-SLOW_MAX = 100
+SLOW_DETAILED_MAX = 100
 """Slow transactions per coordinator whose participants are asked for details."""
-LIST_DEFAULT = 1_000
+LISTED_TRANSACTIONS_DEFAULT = 1_000
 
 
 # ------------------------------------------------------------------ what a request names
@@ -106,7 +106,7 @@ async def _at(call: RestRequest, found: TransactionStats) -> dict[str, Transacti
         except MagnetarError as error:
             return error
 
-    topics = found.topics[:TOPICS_MAX]
+    topics = found.topics[:ASKED_TOPICS_MAX]
     return dict(zip(topics, await asyncio.gather(*map(ask, topics)), strict=True))
 
 
@@ -120,7 +120,7 @@ async def _metadata(call: RestRequest, found: TransactionStats, *, asked: bool =
 
 
 # ------------------------------------------------------------------ coordinators
-@register_route("GET", BASE + "/coordinators",
+@register_route("GET", TRANSACTIONS_PATH + "/coordinators",
     "The coordinators, and where the broker of each is, or the one that is asked.",
        answer="[TransactionCoordinatorInfo]")  # fmt: skip
 async def coordinators(call: RestRequest) -> object:
@@ -134,7 +134,8 @@ async def coordinators(call: RestRequest) -> object:
     return [{"id": number, "brokerServiceUrl": urls.get(owner, here)} for number, owner in enumerate(owners)]
 
 
-@register_route("GET", BASE + "/coordinatorStats", "Statistics of each coordinator, or of `coordinatorId`.",
+@register_route("GET", TRANSACTIONS_PATH + "/coordinatorStats",
+    "Statistics of each coordinator, or of `coordinatorId`.",
        answer="{id: TransactionCoordinatorStats} | TransactionCoordinatorStats")  # fmt: skip
 async def coordinator_stats(call: RestRequest) -> object:
     found = {
@@ -144,7 +145,7 @@ async def coordinator_stats(call: RestRequest) -> object:
     return next(iter(found.values())) if call.query.get("coordinatorId") else found
 
 
-@register_route("GET", BASE + "/coordinatorInternalStats/{coordinator}", "The ledger of a coordinator.",
+@register_route("GET", TRANSACTIONS_PATH + "/coordinatorInternalStats/{coordinator}", "The ledger of a coordinator.",
        answer="TransactionCoordinatorInternalStats")  # fmt: skip
 async def coordinator_internals(call: RestRequest) -> object:
     number = _coordinator(call, call.names["coordinator"])
@@ -152,7 +153,10 @@ async def coordinator_internals(call: RestRequest) -> object:
 
 
 @register_route(
-    "POST", BASE + "/transactionCoordinator/replicas", "Takes the number that there is; it is fixed.", body="int"
+    "POST",
+    TRANSACTIONS_PATH + "/transactionCoordinator/replicas",
+    "Takes the number that there is; it is fixed.",
+    body="int",
 )
 async def coordinator_replicas(call: RestRequest) -> None:
     await call.authorize(op.ABORT_TRANSACTION)
@@ -162,26 +166,31 @@ async def coordinator_replicas(call: RestRequest) -> None:
 
 
 # ------------------------------------------------------------------ transactions
-@register_route("GET", BASE + "/transactionMetadata" + ID, "A transaction, and what each of its topics has of it.",
+@register_route("GET", TRANSACTIONS_PATH + "/transactionMetadata" + TXN_ID_SUFFIX,
+    "A transaction, and what each of its topics has of it.",
        answer="TransactionMetadata")  # fmt: skip
 async def transaction_metadata(call: RestRequest) -> object:
     return await _metadata(call, await _found(call, parse_txn_id(call)))
 
 
-@register_route("GET", BASE + "/slowTransactions/{timeout}",
+@register_route("GET", TRANSACTIONS_PATH + "/slowTransactions/{timeout}",
     "Those that are open for so many ms; `coordinatorId`: of this one.",
        answer="{id: TransactionMetadata}")  # fmt: skip
 async def slow_transactions(call: RestRequest) -> object:
     least_ms, slow = call.parse_number(call.names["timeout"], "a time in ms"), {}
     for number in await parse_coordinator_numbers(call):
-        items = (await _listed(call, number, LIST_DEFAULT)).items
+        items = (await _listed(call, number, LISTED_TRANSACTIONS_DEFAULT)).items
         found = [each for each in items if each.age_ms >= least_ms and each.state in (TxnState.OPEN, TxnState.PREPARED)]
         for position, each in enumerate(found):
-            slow[str(each.txn)] = await _metadata(call, each, asked=position < SLOW_MAX)
+            slow[str(each.txn)] = await _metadata(call, each, asked=position < SLOW_DETAILED_MAX)
     return slow
 
 
-@register_route("POST", BASE + "/abortTransaction" + ID, "Aborts one that is open or prepared. 409: it is committed.")
+@register_route(
+    "POST",
+    TRANSACTIONS_PATH + "/abortTransaction" + TXN_ID_SUFFIX,
+    "Aborts one that is open or prepared. 409: it is committed.",
+)
 async def abort_transaction(call: RestRequest) -> None:
     txn = parse_txn_id(call)
     if await call.call_coordinator(op.ABORT_TRANSACTION, **txn._asdict()) is TxnState.COMMITTED:
@@ -201,14 +210,14 @@ async def _outcome(call: RestRequest) -> TransactionStats | None:
         return None
 
 
-@register_route("GET", BASE + "/transactionInBufferStats" + OF_TOPIC + ID,
+@register_route("GET", TRANSACTIONS_PATH + "/transactionInBufferStats" + TOPIC_SUFFIX + TXN_ID_SUFFIX,
     "The first message of a transaction in a topic.",
        answer="TransactionInBufferStats")  # fmt: skip
 async def transaction_in_buffer(call: RestRequest) -> object:
     return forms.make_buffer_stats_json(await _here(call), await _outcome(call))
 
 
-@register_route("GET", BASE + "/transactionInPendingAckStats" + OF_SUBSCRIPTION + ID,
+@register_route("GET", TRANSACTIONS_PATH + "/transactionInPendingAckStats" + SUBSCRIPTION_SUFFIX + TXN_ID_SUFFIX,
        "What a transaction has acknowledged in a subscription.", answer="TransactionInPendingAckStats")  # fmt: skip
 async def transaction_in_pending_acks(call: RestRequest) -> object:
     found = await _here(call)
@@ -217,7 +226,7 @@ async def transaction_in_pending_acks(call: RestRequest) -> object:
     return forms.make_pending_ack_json(next((each for each in found.subscriptions if each.name == name), None))
 
 
-@register_route("GET", BASE + "/transactionBufferStats" + OF_TOPIC,
+@register_route("GET", TRANSACTIONS_PATH + "/transactionBufferStats" + TOPIC_SUFFIX,
     "The last stable position, what is open and aborted.",
        answer="TransactionBufferStats")  # fmt: skip
 async def buffer_stats(call: RestRequest) -> object:
@@ -239,13 +248,14 @@ async def _subscription(call: RestRequest) -> SubscriptionStats:
     return found
 
 
-@register_route("GET", BASE + "/pendingAckStats" + OF_SUBSCRIPTION, "What open transactions have acknowledged there.",
+@register_route("GET", TRANSACTIONS_PATH + "/pendingAckStats" + SUBSCRIPTION_SUFFIX,
+    "What open transactions have acknowledged there.",
        answer="TransactionPendingAckStats")  # fmt: skip
 async def pending_ack_stats(call: RestRequest) -> object:
-    return forms.pending_ack_stats(await _subscription(call))
+    return forms.make_pending_ack_stats_json(await _subscription(call))
 
 
-@register_route("GET", BASE + "/positionStatsInPendingAck" + OF_SUBSCRIPTION + "/{ledger}/{entry}",
+@register_route("GET", TRANSACTIONS_PATH + "/positionStatsInPendingAck" + SUBSCRIPTION_SUFFIX + "/{ledger}/{entry}",
        "Whether an entry (`batchIndex`: a message of it) is acknowledged, and in a transaction.",
        answer="{state}")  # fmt: skip
 async def position_in_pending_acks(call: RestRequest) -> object:
@@ -274,7 +284,7 @@ def _state_of(cursor: Cursor, position: Position, bit: int) -> str:
     return "PendingAck" if whole or (bits >> bit & 1 if bit >= 0 else bits) else "NotInPendingAck"
 
 
-@register_route("GET", BASE + "/pendingAckInternalStats" + OF_SUBSCRIPTION,
+@register_route("GET", TRANSACTIONS_PATH + "/pendingAckInternalStats" + SUBSCRIPTION_SUFFIX,
     "Refused: pending ones are a part of the cursor.",
        answer="nothing: 405")  # fmt: skip
 async def pending_ack_internals(call: RestRequest) -> object:
@@ -282,7 +292,7 @@ async def pending_ack_internals(call: RestRequest) -> object:
     raise NotAllowed("pending acknowledgements have no log of their own: they are stored with the cursor")
 
 
-@register_route("GET", BASE + "/transactionBufferInternalStats" + OF_TOPIC,
+@register_route("GET", TRANSACTIONS_PATH + "/transactionBufferInternalStats" + TOPIC_SUFFIX,
     "Refused: outcomes have no topic of snapshots.",
        answer="nothing: 405")  # fmt: skip
 async def buffer_internals(call: RestRequest) -> object:
@@ -291,18 +301,25 @@ async def buffer_internals(call: RestRequest) -> object:
 
 
 # ------------------------------------------------------------------ as `magnetar transactions`
-@register_route("GET", BASE,
+@register_route("GET", TRANSACTIONS_PATH,
     "Those that are not done, the oldest first; `coordinatorId`, `limit` (of each coordinator).",
        answer="[{txn, state, owner, address, …, topics}]")  # fmt: skip
 async def list_transactions(call: RestRequest) -> object:
-    limit = call.parse_number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1)
+    limit = call.parse_number(call.query.get("limit", str(LISTED_TRANSACTIONS_DEFAULT)), "limit", least=1)
     asked = await parse_coordinator_numbers(call)
-    found = [each for number in asked for each in (await _listed(call, number, min(limit, LIST_DEFAULT))).items]
+    found = [
+        each
+        for number in asked
+        for each in (await _listed(call, number, min(limit, LISTED_TRANSACTIONS_DEFAULT))).items
+    ]
     return [transaction_to_json(each) for each in sorted(found, key=lambda each: -each.age_ms)]
 
 
 @register_route(
-    "GET", BASE + "/status", "The coordinators: epochs and counts.", answer="[{coordinator, epoch, open, …}]"
+    "GET",
+    TRANSACTIONS_PATH + "/status",
+    "The coordinators: epochs and counts.",
+    answer="[{coordinator, epoch, open, …}]",
 )
 async def status(call: RestRequest) -> object:
     return [
@@ -310,7 +327,7 @@ async def status(call: RestRequest) -> object:
     ]
 
 
-@register_route("GET", BASE + "/id" + ID,
+@register_route("GET", TRANSACTIONS_PATH + "/id" + TXN_ID_SUFFIX,
     "Who began it, and for each topic what it has there and what waits for its end.",
        answer="{txn, state, owner, address, …, at}")  # fmt: skip
 async def show(call: RestRequest) -> object:
@@ -323,7 +340,12 @@ async def show(call: RestRequest) -> object:
     return {**transaction_to_json(found), "at": at}
 
 
-@register_route("POST", BASE + "/id" + ID + "/abort", "As abortTransaction, with the state.", answer="{txn, state}")
+@register_route(
+    "POST",
+    TRANSACTIONS_PATH + "/id" + TXN_ID_SUFFIX + "/abort",
+    "As abortTransaction, with the state.",
+    answer="{txn, state}",
+)
 async def abort(call: RestRequest) -> object:
     txn = parse_txn_id(call)
     state = await call.call_coordinator(op.ABORT_TRANSACTION, **txn._asdict())
@@ -331,7 +353,10 @@ async def abort(call: RestRequest) -> object:
 
 
 @register_route(
-    "POST", BASE + "/id" + ID + "/detach", "Stops waiting for a topic that cannot store the outcome.", body="topic"
+    "POST",
+    TRANSACTIONS_PATH + "/id" + TXN_ID_SUFFIX + "/detach",
+    "Stops waiting for a topic that cannot store the outcome.",
+    body="topic",
 )
 async def detach(call: RestRequest) -> None:
     topic = TopicName.parse(call.parse_body(str)).full
@@ -339,14 +364,17 @@ async def detach(call: RestRequest) -> None:
 
 
 # ------------------------------------------------------------------ half messages, as `magnetar transactions halves`
-HALVES = BASE + "/halves"
+HALVES_PATH = TRANSACTIONS_PATH + "/halves"
 
 
-@register_route("GET", HALVES,
+@register_route("GET", HALVES_PATH,
     "Half messages that are not decided, the oldest first; `coordinatorId`, `group`, `parked=true`, "
        "`limit` (of each coordinator).", answer="[{half, state, owner, group, …, reason}]")  # fmt: skip
 async def list_halves(call: RestRequest) -> object:
-    limit = min(call.parse_number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1), LIST_DEFAULT)
+    limit = min(
+        call.parse_number(call.query.get("limit", str(LISTED_TRANSACTIONS_DEFAULT)), "limit", least=1),
+        LISTED_TRANSACTIONS_DEFAULT,
+    )
     group, parked, rows = call.query.get("group", ""), call.parse_flag("parked"), list[dict[str, Any]]()
     for number in await parse_coordinator_numbers(call):
         found = await call.call_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
@@ -354,7 +382,7 @@ async def list_halves(call: RestRequest) -> object:
     return sorted((each for each in rows if each["state"] == "PARKED" or not parked), key=lambda each: -each["ageMs"])
 
 
-@register_route("GET", HALVES + ID, "A half message. 404: it is decided, or never was.",
+@register_route("GET", HALVES_PATH + TXN_ID_SUFFIX, "A half message. 404: it is decided, or never was.",
        answer="{half, state, owner, group, …, reason}")  # fmt: skip
 async def show_half_message(call: RestRequest) -> object:
     half = parse_txn_id(call)
@@ -367,16 +395,16 @@ async def show_half_message(call: RestRequest) -> object:
 show_half_message.__name__ = "show"  # in the document
 
 
-BASES = {
+PATH_PREFIX_BY_SCOPE = {
     PermissionScope.TOPIC: "{T}",
     PermissionScope.NAMESPACE: "{N}",
     PermissionScope.TENANT: "/admin/v2/tenants/{tenant}",
 }
-PATHS = {"{N}": NAMESPACE, "{T}": TOPIC, "{S}": SUBSCRIPTION}
+PATH_BY_PLACEHOLDER = {"{N}": NAMESPACE_PATH, "{T}": TOPIC_PATH, "{S}": SUBSCRIPTION_PATH}
 
 
-def _handler(row: Operation[Any], http: HttpRoute) -> Handler:
-    place = http.path[:3] if http.path[:3] in PATHS else BASES.get(row.rule.on, "")
+def _handler(row: Operation[Any], http: HttpRoute) -> RestHandler:
+    place = http.path[:3] if http.path[:3] in PATH_BY_PLACEHOLDER else PATH_PREFIX_BY_SCOPE.get(row.rule.on, "")
 
     async def handle(call: RestRequest) -> object:
         arguments = {each.name: _taken(call, each.name, each.kind) for each in row.takes} | dict(http.fixed)
@@ -451,8 +479,8 @@ def _camel(name: str) -> str:
 
 
 def _register(row: Operation[Any], http: HttpRoute) -> None:
-    path = http.path if http.path.startswith(("/admin/", "{")) else BASES[row.rule.on] + http.path
-    path = PATHS.get(path[:3], path[:3]) + path[3:]
+    path = http.path if http.path.startswith(("/admin/", "{")) else PATH_PREFIX_BY_SCOPE[row.rule.on] + http.path
+    path = PATH_BY_PLACEHOLDER.get(path[:3], path[:3]) + path[3:]
     register_route(http.method, path, http.summary, body=http.body[1], answer=http.answer, busy=http.busy)(
         _handler(row, http)
     )

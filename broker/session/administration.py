@@ -35,7 +35,7 @@ from ...proto.errors import (
 )
 from ...proto.names import MessageId, NamespaceName, Position, TopicName
 from ...proto.operations import Operation, find_answer_type
-from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
+from ...proto.policies import NAMESPACE_ONLY_POLICIES, POLICY_NAMES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, ForgottenTransaction, LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import convert_reply, make_request
 from ...runtime.alarm import EventLoopSlices
@@ -48,7 +48,7 @@ from ..cluster.ownership import (
     delete_broker_record,
     request_broker_drain,
 )
-from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
+from ..common.config import UNCHANGEABLE_SETTINGS, make_policies_with_all_values, resolve_policies_in_force
 from ..common.refusals import check_incarnation
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
@@ -102,7 +102,7 @@ async def call_operation_at_broker(
 _LOG = logging.getLogger("magnetar.broker")
 OWNERS_AT_ONCE = 64
 """Owners of bundles that are asked for at a time. A namespace has 32 bundles unless it was split."""
-LIST_TIMEOUT_S = 5.0
+BROKER_LIST_TIMEOUT_S = 5.0
 """Seconds to wait for another broker's list of topics in memory: a broker that hangs must not delay the whole list."""
 
 
@@ -278,7 +278,7 @@ class Administration:
         ones of its namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not
         exist."""
         name, of_topic = await self._place(namespace, topic)
-        record = await self._broker.grants.read_record(name)
+        record = await self._broker.grants.read_grants_record(name)
         return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
 
     async def change_permissions(
@@ -314,7 +314,7 @@ class Administration:
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             if applied:
-                return make_fully_set_policies(defaults)
+                return make_policies_with_all_values(defaults)
             return await self._broker.policies.read_uninherited_policies(None, None)
         place, name = await self._place(namespace, topic)
         found = await self._broker.policies.read_uninherited_policies(place, name)
@@ -323,22 +323,22 @@ class Administration:
         levels = (found,) if name is None else (
             await self._broker.policies.read_uninherited_policies(place, None), found
         )
-        return make_fully_set_policies(resolve_policies_in_force(defaults, *levels))
+        return make_policies_with_all_values(resolve_policies_in_force(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies `given` for a namespace or a topic, and unsets the policies with the names `removed`, which
         are then inherited again. If neither a namespace nor a topic is given, changes the policies of all brokers.
         Raises InvalidRequest if a policy is unknown, or cannot be set there; NotFound if the namespace or topic does
         not exist."""
-        unknown = sorted(set(removed) - set(NAMES))
+        unknown = sorted(set(removed) - set(POLICY_NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
-            raise InvalidRequest(f"there is no policy {some}; there are {', '.join(NAMES)}")
+            raise InvalidRequest(f"there is no policy {some}; there are {', '.join(POLICY_NAMES)}")
         if not namespace and not topic:
             await self._change_brokers(given, removed)
             return
         place, name = await self._place(namespace, topic)
-        of_namespaces = [each for each in OF_NAMESPACES if getattr(given, each) is not None]
+        of_namespaces = [each for each in NAMESPACE_ONLY_POLICIES if getattr(given, each) is not None]
         if name is not None and of_namespaces:
             raise InvalidRequest(f"{of_namespaces[0]} is a policy of a namespace, and no topic has one")
         await self._broker.policies.change_policies(place, name, given, tuple(removed))
@@ -346,7 +346,7 @@ class Administration:
     async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:
         """Changes the policies of all brokers. Raises InvalidRequest if one of the policies cannot be changed while a
         broker runs."""
-        fixed = [each for each in FIXED if each in removed or getattr(given, each) is not None]
+        fixed = [each for each in UNCHANGEABLE_SETTINGS if each in removed or getattr(given, each) is not None]
         if fixed:
             raise InvalidRequest(f"{fixed[0]} does not change while brokers run: set it where each of them starts")
         await self._broker.policies.change_policies(None, None, given, tuple(removed))
@@ -424,7 +424,7 @@ class Administration:
         found, others = await self.list_loaded_non_persistent_topics(name), await self._other_brokers()
         asked = {"namespace": str(name), "in_memory_here": True}
         answers = await asyncio.gather(
-            *(self._ask(other, op.LIST_TOPICS, timeout_s=LIST_TIMEOUT_S, **asked) for other in others),
+            *(self._ask(other, op.LIST_TOPICS, timeout_s=BROKER_LIST_TIMEOUT_S, **asked) for other in others),
             return_exceptions=True,
         )
         for other, answer in zip(others, answers, strict=True):
@@ -462,8 +462,8 @@ class Administration:
                 await self._delete_one(topic.with_partition(number), force=force, incarnation=which)
         while (still := await catalog.make_partition_count_check(topic, ended)) is not None:
             with contextlib.suppress(BadVersion):  # it is gone, grew, or is another one: asked again
-                await self._broker.grants.delete_topic(topic, still)
-                await self._broker.schemas.commit_topic_deletion(
+                await self._broker.grants.delete_topic_grants(topic, still)
+                await self._broker.schemas.delete_schemas_with_topic(
                     topic, partial(catalog.delete_partitioned_record, topic, still)
                 )
 
@@ -490,7 +490,7 @@ class Administration:
             return partitioned.created_ms
         owner = await self._broker.find_owner(topic)
         if owner.name == self._broker.name:
-            return await self._broker.check_deletable(topic, force=force)
+            return await self._broker.check_topic_deletable(topic, force=force)
         return await self._ask(owner, op.CHECK_DELETE, name=topic.full, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:

@@ -1,6 +1,6 @@
 """The administrative operations on one topic's subscriptions and messages, in plain values, at the topic's owner.
-Before them, where a cursor is placed that starts at a message (`compute_start_mark`, `find_start_mark`); after them,
-reading a range of message indexes (`EntryRangeReader`).
+Before them, where a cursor is placed that starts at a message (`compute_cursor_start`, `find_cursor_start`); after
+them, reading a range of message indexes (`EntryRangeReader`).
 
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_examine.py.
 """
@@ -29,7 +29,7 @@ from ..subscription.dead_letters import find_whole_message, move_mark_before_chu
 from ..subscription.subscription import Subscription
 from ..topic import statistics as backlog
 from ..topic import statistics as examine
-from ..topic.admission_core import backlog_bytes
+from ..topic.admission_core import compute_backlog_bytes
 from ..topic.topic import Topic
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Where a cursor is placed that starts at a message, or is moved to it.
 
 
-def compute_start_mark(
+def compute_cursor_start(
     shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
     """Returns where a cursor starts that begins with the message `start`, or after it if `inclusive` is False. The
@@ -97,12 +97,12 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
     return mark, 0, others
 
 
-async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """Returns the same as `compute_start_mark`, adapted to the entry that is stored: reads the entry if some of its
+async def find_cursor_start(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
+    """Returns the same as `compute_cursor_start`, adapted to the entry that is stored: reads the entry if some of its
     messages count as acknowledged. If these are all of its messages, the mark is this entry itself. If compaction has
     removed the entry, none of its messages counts as acknowledged. Raises the errors of reading the log."""
     shape = log.shape
-    mark, done = compute_start_mark(shape, start, inclusive)
+    mark, done = compute_cursor_start(shape, start, inclusive)
     if not done or shape.skipped_lost_range_end(start.position) is not None:
         return mark, 0
     position = start.position
@@ -122,14 +122,14 @@ async def find_first_unacked_index(subscription: Subscription) -> int:
     return max(index + done, log.shape.first_index)
 
 
-async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
+async def find_cursor_mark_by_time(log: ReadableLog, time_ms: int) -> Position:
     """Returns the mark of a cursor that begins with the first message that arrived at or after `time_ms` (ms since the
     epoch), or before its first chunk. Raises the errors of reading the log."""
     place = await log.reader.find_position_by_time(time_ms)
     return await move_mark_before_chunked_message(log, log.shape.position_before(place.position))
 
 
-async def find_acked_entry_before(log: ReadableLog, index: int, *, whole: bool = True) -> AckedEntry | None:
+async def find_cumulative_ack_before(log: ReadableLog, index: int, *, whole: bool = True) -> AckedEntry | None:
     """Returns the entry that a cumulative acknowledgement must name to cover every message with an index below `index`;
     None if the log has no such message. `whole`: if a chunked message begins before the index and does not end there,
     nothing from its first chunk on is covered, so that it is delivered whole when it is delivered again. Raises the
@@ -259,7 +259,7 @@ class SubscriptionAdministration:
         """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. It is
         stored when this method returns. Raises AlreadyExists if the topic has a subscription of that name, and the
         other errors of `SubscriptionRegistry.subscribe`."""
-        mark = compute_start_mark(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
+        mark = compute_cursor_start(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
@@ -294,7 +294,7 @@ class SubscriptionAdministration:
         async with subscription.seek_lock:
             acked = 0
             if to is not None:
-                mark, acked = await find_start_mark(log, to, inclusive=inclusive)
+                mark, acked = await find_cursor_start(log, to, inclusive=inclusive)
             else:
                 place = await log.reader.find_position_by_time(publish_time_ms or 0)
                 mark = await move_mark_before_chunked_message(log, log.shape.position_before(place.position))
@@ -371,7 +371,7 @@ class SubscriptionAdministration:
     def estimate_bytes_after(self, position: Position) -> int:
         """Returns an estimate of the bytes that are stored after `position`."""
         shape = self._topic.shown.shape
-        return backlog_bytes(shape, shape.clamp_mark_to_log(position))
+        return compute_backlog_bytes(shape, shape.clamp_mark_to_log(position))
 
 
 # -------------------------------------------------------------------------------------------------------- reader
@@ -383,7 +383,7 @@ class SubscriptionAdministration:
 # Guarding tests: tests/broker/subscription/test_gaps.py.
 
 
-READ_BYTES_MAX = 16 << 20
+PEEK_READ_BYTES_MAX = 16 << 20
 _LAST = 1 << 62
 
 
@@ -438,7 +438,7 @@ class EntryRangeReader:
         else:
             first, last = self._entries
         position, self.next_index = log.shape.next_unskipped_position(first), max(wanted.first, self.next_index)
-        left = wanted.bytes_max or READ_BYTES_MAX
+        left = wanted.bytes_max or PEEK_READ_BYTES_MAX
         while self.next_index < end and left > 0 and log.shape.has_visible_entry(position):
             await self._require(name)
             size = min(left, chunk_bytes)

@@ -37,7 +37,7 @@ from heapq import nlargest
 
 from ...metadata import paths
 from ...metadata.records import BalancerRecord, BrokerRecord, Feature, encode_record, may_write_feature
-from ...metadata.store import ABSENT, get_readable_record
+from ...metadata.store import NODE_ABSENT, get_readable_record
 from ...proto import operations as op
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable, is_unknown_operation
 from ...proto.names import NamespaceName
@@ -52,29 +52,36 @@ from ...proto.statistics import (
     MeasuredLoad,
 )
 from ...runtime.tasks import Tasks, run_together
-from ..cluster.balance_core import CHECK_S, REPORTED_BUNDLES, Balancer, BrokerLoad, MovableBundle, Move
+from ..cluster.balance_core import (
+    BALANCE_CHECK_INTERVAL_S,
+    REPORTED_BUNDLES_MAX,
+    Balancer,
+    BrokerLoad,
+    MovableBundle,
+    Move,
+)
 from ..cluster.bundles_core import BundleLoad, PlannedMove, plan_balance
 from ..common.retry import LogThrottle
 from ..node.survey import TopicGroupTotals
-from ..node.topic_manager import MOVED_AT_ONCE, TopicManager
+from ..node.topic_manager import BUNDLES_MOVED_AT_ONCE, TopicManager
 from .administration import Administration, call_operation_at_broker, may_get_bundles
 from .summaries import ClusterSummaries
 
 _LOG = logging.getLogger("magnetar.broker")
 
-ANSWER_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 """Seconds to wait for the load of a broker: half a check."""
-TOPIC_LOAD = 0.1
+LOAD_PER_TOPIC = 0.1
 """Messages a second that a loaded topic counts as, so that idle topics are shared too."""
 
 
 def compute_bundle_load(sums: BundleRow | TopicGroupTotals) -> float:
     """Returns the load of a bundle: its messages and KiB per second, in and out, and TOPIC_LOAD for each topic."""
     kib = (sums.throughput_in + sums.throughput_out) / 1024
-    return sums.rate_in + sums.rate_out + kib + TOPIC_LOAD * sums.topics
+    return sums.rate_in + sums.rate_out + kib + LOAD_PER_TOPIC * sums.topics
 
 
-def plan_for_group(
+def plan_balance_of_brokers(
     names: Sequence[str], bundles: Sequence[BundleRow]
 ) -> tuple[list[PlannedMove], list[BalancedBroker]]:
     """Returns (the moves that balance the brokers `names`, the load of each of them before and after the moves).
@@ -110,7 +117,7 @@ async def balance_brokers(broker: TopicManager, administration: Administration, 
     moves, loads = list[PlannedMove](), list[BalancedBroker]()
     for group in sorted({each.group for each in registered} - {""}):
         names = [each.name for each in registered if each.group == group and may_get_bundles(each)]
-        planned, carried = plan_for_group(names, page.bundles)
+        planned, carried = plan_balance_of_brokers(names, page.bundles)
         moves += planned
         loads += carried
     done = tuple(_describe_move(move) for move in moves)
@@ -120,7 +127,7 @@ async def balance_brokers(broker: TopicManager, administration: Administration, 
 
 
 async def _move_bundles(broker: TopicManager, administration: Administration, moves: Sequence[BundleMove]) -> None:
-    turns, errors = asyncio.Semaphore(MOVED_AT_ONCE), list[MagnetarError]()
+    turns, errors = asyncio.Semaphore(BUNDLES_MOVED_AT_ONCE), list[MagnetarError]()
     endpoints = {each.name: each.endpoint for each in await broker.list_brokers()}
 
     async def move(each: BundleMove) -> None:
@@ -145,9 +152,9 @@ async def measure_load(broker: TopicManager) -> MeasuredLoad:
     """Returns the load of this broker and its heaviest bundles. Walks the loaded topics in slices of the loop; reads
     nothing. Raises Unavailable if this broker has no ownership session."""
     survey, state, config = await broker.survey.run_survey(), broker.balancing, broker.config  # the rates are of a walk
-    sums = await broker.sum_bundles()
+    sums = await broker.sum_traffic_by_bundle()
     loads = {path: compute_bundle_load(each) for path, each in sums.items()}
-    heaviest = nlargest(REPORTED_BUNDLES, loads, key=lambda path: (loads[path], path))
+    heaviest = nlargest(REPORTED_BUNDLES_MAX, loads, key=lambda path: (loads[path], path))
     bundles = (
         MeasuredBundle(
             path, loads[path], sums[path].topics, sums[path].producers + sums[path].consumers,
@@ -161,7 +168,7 @@ async def measure_load(broker: TopicManager) -> MeasuredLoad:
         100 * sent / config.link_bytes_s if config.link_bytes_s else 0.0,
         100 * broker.state.bytes / config.state_memory_bytes if config.state_memory_bytes else 0.0,
     )
-    window_s = max(CHECK_S, broker.world.clock.monotonic() - state.busy_since_s)
+    window_s = max(BALANCE_CHECK_INTERVAL_S, broker.world.clock.monotonic() - state.busy_since_s)
     return MeasuredLoad(score, sum(loads.values()), window_s, tuple(bundles))
 
 
@@ -172,7 +179,7 @@ async def describe_balance(broker: TopicManager, *, here: bool) -> BalanceStatus
     leader, state = "" if found is None else found[0].broker, broker.balancing
     if found is not None and leader != broker.name and not here:
         return await call_operation_at_broker(
-            broker.world, found[0].endpoint, op.BALANCE_STATUS, timeout_s=ANSWER_S, here=True
+            broker.world, found[0].endpoint, op.BALANCE_STATUS, timeout_s=ANSWER_TIMEOUT_S, here=True
         )
     balancer = state.balancer
     scores = [] if balancer is None else balancer.list_scores()
@@ -206,7 +213,7 @@ class AutomaticBalancer:
         moves = Tasks()
         try:
             while True:
-                await asyncio.sleep(CHECK_S)
+                await asyncio.sleep(BALANCE_CHECK_INTERVAL_S)
                 try:
                     await self.check(moves)
                 except MagnetarError as error:
@@ -234,7 +241,7 @@ class AutomaticBalancer:
                 balancer.forget_broker(name)
         began_s = self._now()
         await run_together([self._collect_load(balancer, each) for each in brokers.values()], "balancer-load")
-        if self._now() - began_s > CHECK_S:
+        if self._now() - began_s > BALANCE_CHECK_INTERVAL_S:
             return  # by the next check another broker may lead
         for move in balancer.plan_moves(self._now()):
             moves.spawn(self._move(balancer, move, brokers[move.source].endpoint), "balancer-move")
@@ -249,7 +256,7 @@ class AutomaticBalancer:
             return found[0].token == self._token
         mine = BalancerRecord(broker=self._broker.name, endpoint=self._broker.endpoint, token=self._token)
         try:
-            await store.put(path, encode_record(mine, path), ABSENT, ephemeral=True)
+            await store.put(path, encode_record(mine, path), NODE_ABSENT, ephemeral=True)
         except (NodeExists, BadVersion):
             return False
         return True
@@ -257,12 +264,12 @@ class AutomaticBalancer:
     async def _collect_load(self, balancer: Balancer, record: BrokerRecord) -> None:
         broker = self._broker
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 if record.name == broker.name:
                     found = await measure_load(broker)
                 else:
                     found = await call_operation_at_broker(
-                        broker.world, record.endpoint, op.MEASURE_LOAD, timeout_s=ANSWER_S
+                        broker.world, record.endpoint, op.MEASURE_LOAD, timeout_s=ANSWER_TIMEOUT_S
                     )
         except (MagnetarError, TimeoutError, ValueError) as error:  # ValueError: its record has no valid address
             if not (isinstance(error, MagnetarError) and is_unknown_operation(error)):
@@ -270,7 +277,7 @@ class AutomaticBalancer:
             return
         bundles = [
             MovableBundle(each.path, each.load, each.topics, each.sessions, each.owned_s)
-            for each in found.bundles[:REPORTED_BUNDLES]
+            for each in found.bundles[:REPORTED_BUNDLES_MAX]
         ]  # fmt: skip
         load = BrokerLoad(
             record.name, found.score, found.load, bundles, group=record.group, window_s=found.window_s,

@@ -38,8 +38,8 @@ from ...proto.errors import (
 )
 from ...proto.names import (
     EARLIEST,
-    FAIR,
     FAIR_BY_KEY,
+    FAIRNESS_PROPERTIES,
     LATEST,
     MessageId,
     Position,
@@ -66,34 +66,34 @@ from ...runtime.network import CallContext
 from ...runtime.tasks import run_and_clean_up, run_or_undo
 from ..cluster.schema_registry import SchemaPolicies
 from ..common.refusals import AckRefusal, SubscribeRefusal, are_different_incarnations
-from ..common.transactions import get_writable_transactions_role
+from ..common.transactions import get_required_transaction_role
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, ConsumerOutlet
 from ..subscription.core.cursor_state import TxnAcks
 from ..subscription.core.dispatch import Delivery
-from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
-from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
-from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionTypeRow
+from ..subscription.core.policy import NO_POLICY_OPTIONS, Member, PolicyOptions
+from ..subscription.core.redelivery_backoff import TOPIC_PROPERTY as DEAD_LETTER_TOPIC
+from ..subscription.core.subscription_types import EXCLUSIVE_ROW, SubscriptionTypeRow
 from ..subscription.dead_letters import NO_FAILURES, move_mark_before_chunked_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 from .backlogs import (
-    compute_start_mark,
-    find_acked_entry_before,
+    compute_cursor_start,
+    find_cumulative_ack_before,
+    find_cursor_mark_by_time,
+    find_cursor_start,
     find_first_unacked_index,
     find_last_message,
-    find_start_mark,
-    find_time_mark,
 )
 from .producer import check_name_size
 
 _LOG = logging.getLogger("magnetar.broker.session")
 
-ACK_ENTRIES = 100
+ACKED_ENTRIES_PER_SLICE = 100
 """Entries that are acknowledged in one step: some tenths of a millisecond."""
-PREDECESSORS_MAX = 8
+PREDECESSOR_WAITS_MAX = 8
 """Most transactions for whose outcome one acknowledgement waits, one after the other."""
-NOTE_BYTES_MAX = 1024
+COMMIT_NOTE_BYTES_MAX = 1024
 """Longest note of a commit: it is written again with each commit, and with each new cursor ledger."""
 PERMITS_MAX = (1 << 31) - 1
 """Most permits that a consumer may have at a time: the largest value of Pulsar's field."""
@@ -105,7 +105,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
     topic: str
     subscription: str
-    type: SubscriptionTypeRow = EXCLUSIVE
+    type: SubscriptionTypeRow = EXCLUSIVE_ROW
     initial_position: InitialPosition = InitialPosition.LATEST
     consumer_name: str = ""  # empty: the broker names it
     durable: bool = True  # False: the subscription ends with its last consumer
@@ -117,7 +117,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     read_compacted: bool = False
     existing_only: bool = False  # TopicNotFound rather than a new topic
     instance: str = ""  # a random id of the client's consumer object: its next connection replaces its last one
-    policy: PolicyOptions = NO_OPTIONS  # of the subscription type
+    policy: PolicyOptions = NO_POLICY_OPTIONS  # of the subscription type
     many_topics: bool = False  # failover spreads the topics by the consumers' names
     schema: SchemaInfo | None = None  # None: bytes; AUTO_CONSUME: that of each message
     isolation: Isolation = Isolation.READ_COMMITTED  # of the subscription, while a consumer is connected
@@ -178,7 +178,7 @@ class SubscriptionProgress(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-class ProbeResult(msgspec.Struct, frozen=True):
+class DeliveryProbeResult(msgspec.Struct, frozen=True):
     """The answer to a probe, which asks why a consumer gets no message. `end_index`: one past the newest message that
     the subscription may be shown; `why`: why its consumer gets nothing more now (NO: it got something)."""
 
@@ -186,11 +186,11 @@ class ProbeResult(msgspec.Struct, frozen=True):
     why: Blocked
 
 
-def check_note(note: bytes, *, durable: bool) -> None:
+def check_commit_note(note: bytes, *, durable: bool) -> None:
     """Raises InvalidRequest if the note of a commit is longer than NOTE_BYTES_MAX bytes. Raises NotAllowed if a note
     cannot be stored, because the subscription is not durable or the upgrade of the cluster is not finished."""
-    if len(note) > NOTE_BYTES_MAX:
-        raise AckRefusal.LONG_NOTE.error(f"a note of {len(note)} bytes is longer than {NOTE_BYTES_MAX}")
+    if len(note) > COMMIT_NOTE_BYTES_MAX:
+        raise AckRefusal.LONG_NOTE.error(f"a note of {len(note)} bytes is longer than {COMMIT_NOTE_BYTES_MAX}")
     if note and not durable:
         raise AckRefusal.NOTE_NOT_KEPT.error()
     if note and not may_write_feature(Feature.COMMIT_NOTES):
@@ -267,13 +267,13 @@ class ConsumerSession:
             raise SubscribeRefusal.ENDED.error()
         topic.registry.check_consumer(subscription, options.type, consumer)
         subscription.set_isolation_level(options.isolation)
-        topic.choose_log_of_subscription(subscription, compacted=options.read_compacted)
+        topic.set_log_of_subscription(subscription, compacted=options.read_compacted)
         subscription.check_filter(options.filter_text)
         subscription.join(consumer, options.type)
         topic.maintenance.on_topic_used()
         compacted = topic.compaction.record if options.read_compacted else None
         self.compacted_end_index = compacted.end_index if compacted is not None else 0
-        self.is_reader = not subscription.is_durable and options.type is EXCLUSIVE
+        self.is_reader = not subscription.is_durable and options.type is EXCLUSIVE_ROW
 
     def find_reader_start_message(self) -> MessageId | None:
         """Returns the id of the message after which this reader begins; valid when it was just opened or moved. Returns
@@ -360,7 +360,7 @@ class ConsumerSession:
         acknowledged. After the last step raises TransactionConflict if some entries are acknowledged in an open
         transaction; all other entries are acknowledged."""
         entries, refused = iter(entries), list[TransactionConflict]()
-        while some := list(islice(entries, ACK_ENTRIES)):
+        while some := list(islice(entries, ACKED_ENTRIES_PER_SLICE)):
             try:
                 self.subscription.ack(self._consumer, some)
             except TransactionConflict as conflict:
@@ -397,7 +397,7 @@ class ConsumerSession:
         seen the messages. A step raises InvalidRequest if a set cannot be parsed; then nothing is requeued."""
         wanted: list[Position] = []
         entries = iter(entries)
-        while some := list(islice(entries, ACK_ENTRIES)):
+        while some := list(islice(entries, ACKED_ENTRIES_PER_SLICE)):
             wanted += some
             yield
         named = bool(wanted or sets)
@@ -406,11 +406,11 @@ class ConsumerSession:
             yield
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
 
-    def remember_failures(self, failures: Mapping[Position, Failure]) -> None:
+    def record_failure_reasons(self, failures: Mapping[Position, Failure]) -> None:
         """Stores why the application gave entries back, by position; it is sent with their next delivery, and with
         their dead letters. Does nothing if the subscription moves no dead letters."""
         if failures and self.subscription.dead_letters is not None:
-            self.subscription.dead_letters.remember_failures(failures)
+            self.subscription.dead_letters.record_failure_reasons(failures)
 
     @property
     def failures(self) -> Mapping[Position, Failure]:
@@ -436,8 +436,8 @@ class ConsumerSession:
         first.)
 
         Raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, or an error of
-        `Coordinators.join_transaction`; nothing is pending then. After another error or a cancellation the outcome
-        is unknown: the caller must repeat the request, in the same transaction."""
+        `TransactionCoordinatorsPort.join_transaction`; nothing is pending then. After another error or a cancellation
+        the outcome is unknown: the caller must repeat the request, in the same transaction."""
         subscription, turns, wanted, last = self.subscription, EventLoopSlices(self._clock), TxnAcks(), None
         subscription.check_supports_transactions()
         if cumulative:
@@ -449,9 +449,9 @@ class ConsumerSession:
                 if turns.is_slice_used_up:
                     await turns.begin_slice()
         transactions = self.topic.transactions
-        if not transactions.joins.join_nowait(txn, get_writable_transactions_role(self._consumer.principal)):
-            await transactions.joins.join(txn, get_writable_transactions_role(self._consumer.principal))
-        for left in reversed(range(PREDECESSORS_MAX)):
+        if not transactions.joins.join_nowait(txn, get_required_transaction_role(self._consumer.principal)):
+            await transactions.joins.join(txn, get_required_transaction_role(self._consumer.principal))
+        for left in reversed(range(PREDECESSOR_WAITS_MAX)):
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 raise ConnectionLost("the consumer is closed: nothing was acknowledged")
             if not transactions.is_open(txn):
@@ -479,7 +479,7 @@ class ConsumerSession:
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
             if not self.topic.transactions.joins.join_nowait(
-                txn, get_writable_transactions_role(self._consumer.principal)
+                txn, get_required_transaction_role(self._consumer.principal)
             ):
                 return False
             subscription.ack_in_transaction(self._consumer, txn, wanted)
@@ -514,7 +514,7 @@ class ConsumerSession:
         subscription are disconnected. Raises the errors of reading the log, and those of
         `Subscription.wait_durable`."""
         async with self.subscription.seek_lock:
-            mark, acked = await find_start_mark(self.subscription.log, message_id, inclusive=True)
+            mark, acked = await find_cursor_start(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
@@ -549,18 +549,18 @@ class ConsumerSession:
         as `ack_cumulative` does. Raises NotAllowed if several consumers may share the subscription, if this consumer is
         not the active one, or if a note may not be stored."""
         subscription = self.subscription
-        check_note(note, durable=subscription.is_durable)
+        check_commit_note(note, durable=subscription.is_durable)
         async with subscription.seek_lock:
             log = subscription.log
             if not 0 <= index <= log.shape.end_index:
                 raise AckRefusal.NO_INDEX.error(f"index {index} is not within 0 … {log.shape.end_index}")
-            acked = await find_acked_entry_before(log, index)
+            acked = await find_cumulative_ack_before(log, index)
             if self.member not in subscription.dispatcher.policy.candidates:
                 raise AckRefusal.INACTIVE.error(f"subscription {subscription.name!r}: {AckRefusal.INACTIVE.value}")
             if acked is not None:
                 for _ in self.ack_cumulative(acked):
                     await asyncio.sleep(0)
-            subscription.set_note(note)
+            subscription.set_commit_note(note)
         await subscription.wait_durable()
 
     async def find_progress(self) -> SubscriptionProgress:
@@ -572,17 +572,17 @@ class ConsumerSession:
         shape, note = subscription.log.shape, subscription.cursor.note
         return SubscriptionProgress(shape.first_index, position, shape.end_index, note, self.topic.incarnation)
 
-    async def probe_delivery(self) -> ProbeResult:
+    async def probe_delivery(self) -> DeliveryProbeResult:
         """Waits until it is known whether this consumer gets a message now, and returns why it gets none. What it gets
         is delivered before this method returns. Considers every message that was confirmed before the call. Raises
         ConnectionLost if the consumer is closed, and the errors of `Topic.check_may_answer_end_of_topic`."""
         subscription = self.subscription
         if subscription.consumers.get(self.member.id) is not self._consumer:
             raise ConnectionLost("the consumer is closed")
-        why = await subscription.pump.probe(self.member)
+        why = await subscription.pump.probe_delivery_to(self.member)
         if why is not Blocked.NO:
             self.topic.check_may_answer_end_of_topic()
-        return ProbeResult(subscription.log.shape.end_index, why)
+        return DeliveryProbeResult(subscription.log.shape.end_index, why)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Deletes the subscription. Raises NotAllowed if the subscription is not durable (only on persistent topics);
@@ -645,7 +645,9 @@ async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: Ca
 async def _set_key_limits(topic: Topic, subscription: Subscription, asked: Mapping[str, str]) -> None:
     """Makes a subscription that exists as fair by key as a consumer asks for. Raises ConsumerBusy if it has consumers
     and is not. A consumer that asks for nothing takes the subscription as it is."""
-    wanted, there = ({name: each[name] for name in FAIR if name in each} for each in (asked, subscription.properties))
+    wanted, there = (
+        {name: each[name] for name in FAIRNESS_PROPERTIES if name in each} for each in (asked, subscription.properties)
+    )
     if not wanted or wanted == there:
         return
     if subscription.consumers:
@@ -653,7 +655,7 @@ async def _set_key_limits(topic: Topic, subscription: Subscription, asked: Mappi
             f"subscription {subscription.name!r} has {there or 'no limits of keys'} while its consumers are connected, "
             f"and cannot have {wanted}"
         )
-    others = {name: value for name, value in subscription.properties.items() if name not in FAIR}
+    others = {name: value for name, value in subscription.properties.items() if name not in FAIRNESS_PROPERTIES}
     await topic.registry.set_properties(subscription, others | wanted)
 
 
@@ -662,9 +664,9 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
     if options.durable:
         mark = shape.start_position if options.initial_position is InitialPosition.EARLIEST else None
         if options.start_time_ms and options.subscription not in topic.subscriptions:
-            mark = await find_time_mark(topic.readable_log(compacted=compacted), options.start_time_ms)
+            mark = await find_cursor_mark_by_time(topic.readable_log(compacted=compacted), options.start_time_ms)
         elif start is not None:
-            mark = compute_start_mark(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
+            mark = compute_cursor_start(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
         durable = await topic.registry.subscribe(
             options.subscription, mark, properties, compacted=compacted, by_consumer=True
@@ -672,7 +674,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         if not options.incarnation:  # one that connects again does not undo what an operator has changed
             await _set_key_limits(topic, durable, properties)
         return durable
-    shared = options.type is not EXCLUSIVE  # else it has its own, whatever its name is
+    shared = options.type is not EXCLUSIVE_ROW  # else it has its own, whatever its name is
     if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found
     if start is None:
@@ -680,11 +682,11 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
     log = topic.readable_log(compacted=compacted)
     done: Sequence[Position] = ()
     if options.start_time_ms:
-        mark, acked = await find_time_mark(log, options.start_time_ms), 0
+        mark, acked = await find_cursor_mark_by_time(log, options.start_time_ms), 0
     elif start.position >= LATEST and options.start_inclusive:
         mark, acked, done = await find_last_message(log)
     else:
-        mark, acked = await find_start_mark(log, start, options.start_inclusive)
+        mark, acked = await find_cursor_start(log, start, options.start_inclusive)
     # made meanwhile
     if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found

@@ -42,37 +42,37 @@ from ...proto.entry import (
 )
 from ...proto.entry_filter import EntryFilter, read_field
 from ...proto.errors import BackPressure, CorruptEntry, InvalidRequest, MagnetarError
-from ...proto.filters import And, Compare, Filter, IsNull, Literal, Name, Node, Not, parse_filter
+from ...proto.filters import And, Compare, Filter, FilterNode, IsNull, Literal, Name, Not, parse_filter
 from ...proto.names import Position, TopicName
 from ...proto.statistics import FilterTrial, FoundEntry, FoundMessages
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.files import Buffer
 from ...runtime.network import CallContext, World
 from ..log.cache import StoredEntry
-from ..log.key_index_core import DamagedKeyIndex, EntryRun, find_block
-from ..log.log_shape_core import Span
+from ..log.key_index_core import DamagedKeyIndex, EntryRun, find_block_of_index
+from ..log.log_shape_core import LedgerSpan
 from ..log.unfolding import run_in_thread_if_slow
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
 from .backlogs import EntryRangeReader, MessageIndexRange
 
-FOUND_MAX = 100
+FOUND_MESSAGES_MAX = 100
 """Most messages that one search finds, and as many as it finds if the caller says nothing."""
-FIND_MESSAGES = 100_000
-FIND_BYTES = 64 << 20
-FIND_S = 10.0
+SEARCHED_MESSAGES_MAX = 100_000
+SEARCHED_BYTES_MAX = 64 << 20
+SEARCH_S_MAX = 10.0
 """What one search looks at: about a second of a core."""
-ANSWER_BYTES = 4 << 20
+FOUND_BYTES_MAX = 4 << 20
 """Bytes of the entries in one answer, above which a search stops."""
-FINDS_MAX = 2
-PATTERN_MAX = 1000
+SEARCHES_AT_ONCE_MAX = 2
+PATTERN_CHARACTERS_MAX = 1000
 """Characters of what is searched for."""
-WINDOW_MESSAGES = 1000
-WINDOW_BYTES = 4 << 20
+WINDOW_MESSAGES_MAX = 1000
+WINDOW_BYTES_MAX = 4 << 20
 """A window has at most so many messages, and less of them where they are larger."""
-UNFOLDED_MAX = 8 << 20
-MESSAGES_MAX = 1000
+UNCOMPRESSED_ENTRY_BYTES_MAX = 8 << 20
+ENTRY_MESSAGES_MAX = 1000
 """Uncompressed bytes and messages of an entry that is looked into."""
 
 
@@ -87,10 +87,10 @@ class SearchCriteria(NamedTuple):
     text: bytes = b""
     where: Filter | None = None
 
-    def make_expression(self) -> Node | None:
+    def make_expression(self) -> FilterNode | None:
         """Returns the part of the criteria that a key index can evaluate, as an expression that is TRUE for each
         message that matches; None if only `text` is given, or nothing."""
-        parts = list[Node]()
+        parts = list[FilterNode]()
         if self.key:
             parts.append(Compare("=", Name("message.key", is_system=True), Literal(self.key)))
         if self.name:
@@ -120,8 +120,8 @@ def parse_criteria(key: str, property_: str, text: str, where: str) -> SearchCri
     """Returns the criteria of a search. `property_`: NAME, or NAME=VALUE; `where`: a filter (proto/filters.py). An
     empty text is no criterion. Raises InvalidRequest if the filter does not parse, or another text is longer than
     PATTERN_MAX."""
-    if any(len(each) > PATTERN_MAX for each in (key, property_, text)):
-        raise InvalidRequest(f"what is searched for has at most {PATTERN_MAX} characters")
+    if any(len(each) > PATTERN_CHARACTERS_MAX for each in (key, property_, text)):
+        raise InvalidRequest(f"what is searched for has at most {PATTERN_CHARACTERS_MAX} characters")
     name, has_value, value = property_.partition("=")
     wanted = parse_filter(where) if where else None
     return SearchCriteria(key, name.strip(), value.strip() if has_value else None, text.encode(), wanted)
@@ -136,7 +136,7 @@ def is_encrypted_or_chunked(header: EntryHeader) -> bool:
 def is_too_large(header: EntryHeader) -> bool:
     """Returns True if the entry is too large for a search: it has more than UNFOLDED_MAX uncompressed bytes, or more
     than MESSAGES_MAX messages."""
-    return header.uncompressed_size > UNFOLDED_MAX or header.num_messages > MESSAGES_MAX
+    return header.uncompressed_size > UNCOMPRESSED_ENTRY_BYTES_MAX or header.num_messages > ENTRY_MESSAGES_MAX
 
 
 async def decode_messages(world: World, header: EntryHeader, entry: Buffer) -> Sequence[tuple[Any, bytes]]:
@@ -146,7 +146,7 @@ async def decode_messages(world: World, header: EntryHeader, entry: Buffer) -> S
 
 
 # --------------------------------------------------------------------------------------------------------- trial
-TRIAL_MESSAGES, TRIAL_MESSAGES_MAX = 1000, 10_000
+TRIAL_MESSAGES_DEFAULT, TRIAL_MESSAGES_MAX = 1000, 10_000
 """How many of the newest messages a trial of a filter judges, if the caller does not say, and at most."""
 
 
@@ -161,8 +161,8 @@ async def try_filter(
     if not 0 <= messages <= TRIAL_MESSAGES_MAX:
         raise InvalidRequest(f"a filter is tried on 1 to {TRIAL_MESSAGES_MAX} messages, not {messages}")
     shape = (await broker.load_topic(TopicName.parse(topic_name), create=False)).shown.shape
-    first = max(shape.first_index, shape.end_index - (messages or TRIAL_MESSAGES))
-    asked = MessageIndexRange(topic_name, first, shape.end_index, FIND_BYTES)
+    first = max(shape.first_index, shape.end_index - (messages or TRIAL_MESSAGES_DEFAULT))
+    asked = MessageIndexRange(topic_name, first, shape.end_index, SEARCHED_BYTES_MAX)
     judge, turns = EntryFilter(wanted), EventLoopSlices(broker.world.clock)
     judged = unwanted = entries = whole = mixed = unread = 0
     with _running(broker, topic_name):
@@ -171,7 +171,7 @@ async def try_filter(
             async for entry in found:
                 head = parse_stored_head(entry.frames[-1])
                 bits = await run_in_thread_if_slow(
-                    entry.frames[-1], broker.world, judge.find_unwanted, head, entry.frames[-1]
+                    entry.frames[-1], broker.world, judge.find_unwanted_bits, head, entry.frames[-1]
                 )
                 judged, unwanted, entries = judged + entry.count, unwanted + bits.bit_count(), entries + 1
                 whole += bits.bit_count() == entry.count
@@ -219,7 +219,7 @@ class _Window(msgspec.Struct):
 def _running(broker: TopicManager, topic: str) -> Iterator[None]:
     """Counts a search in the topic as running while the `with` block runs. Raises BackPressure if too many searches
     are running, or one in this topic."""
-    if topic in broker.searched or len(broker.searched) >= FINDS_MAX:
+    if topic in broker.searched or len(broker.searched) >= SEARCHES_AT_ONCE_MAX:
         raise BackPressure("another search is running: try again in some seconds")
     broker.searched.add(topic)
     try:
@@ -232,8 +232,10 @@ async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallC
     """Searches a topic that this broker owns, and returns the found messages, the newest entry first, and how far the
     search got. Raises InvalidRequest (such as for a limit above FOUND_MAX), NotAllowed, NotOwner, TopicNotFound,
     Unauthorized, Unavailable or DataLost; BackPressure if FINDS_MAX searches are running, or one in this topic."""
-    if wanted.limit > FOUND_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
-        raise InvalidRequest(f"a search finds at most {FOUND_MAX} messages, between two times, before an index")
+    if wanted.limit > FOUND_MESSAGES_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
+        raise InvalidRequest(
+            f"a search finds at most {FOUND_MESSAGES_MAX} messages, between two times, before an index"
+        )
     topic = await broker.load_topic(TopicName.parse(wanted.topic), create=False)
     shape, reader = topic.shown.shape, topic.shown.reader
     floor = max(
@@ -275,7 +277,7 @@ class _IndexedRanges:
     """Goes backwards through the indexes of a topic, by the key indexes of its ledgers. `ledgers`: that it came to,
     `unindexed` of them sealed and without an index; both 0 if no index can help."""
 
-    def __init__(self, topic: Topic, expression: Node | None) -> None:
+    def __init__(self, topic: Topic, expression: FilterNode | None) -> None:
         self.ledgers = self.unindexed = self.read_bytes = 0
         self._topic, self._expression = topic, expression
         self._is_on = expression is not None and topic.key_indexes.is_on
@@ -297,7 +299,7 @@ class _IndexedRanges:
         low = max(floor, span.first_index)
         if self._blocks is None:
             return _Range(low, before, self._estimate_bytes(low, before))
-        while count := self._candidates.rank(find_block(self._blocks, before - 1)):
+        while count := self._candidates.rank(find_block_of_index(self._blocks, before - 1)):
             number = self._candidates[count - 1]
             block, following = self._blocks[number], self._blocks[number + 1 : number + 2]
             high = min(before, following[0].first_index) if following else before
@@ -317,12 +319,12 @@ class _IndexedRanges:
             size += span.size * max(0, common) / max(1, span.end_index - span.first_index)
         return int(size)
 
-    def _find_span_below(self, before: int) -> Span | None:
+    def _find_span_below(self, before: int) -> LedgerSpan | None:
         spans = [span for span in self._topic.log.shape.spans if span.last_entry >= 0]
         place = bisect_left(spans, before, key=lambda span: span.first_index)
         return spans[place - 1] if place else None
 
-    async def _open_index(self, span: Span) -> None:
+    async def _open_index(self, span: LedgerSpan) -> None:
         indexes, self._ledger_id, self._blocks = self._topic.key_indexes, span.ledger_id, None
         self.ledgers += 1
         if span.open:
@@ -349,12 +351,12 @@ class _BackwardSearch:
         self._clock = broker.world.clock
         self._ranges = _IndexedRanges(topic, wanted.criteria.make_expression())
         self._floor, self._before = floor, before
-        self._most = wanted.limit or FOUND_MAX
-        self._turns, self._end_s = EventLoopSlices(self._clock), self._clock.monotonic() + FIND_S
+        self._most = wanted.limit or FOUND_MESSAGES_MAX
+        self._turns, self._end_s = EventLoopSlices(self._clock), self._clock.monotonic() + SEARCH_S_MAX
         self._found = list[_Found]()
         self._messages = self._skipped = self._bytes = self._answer_bytes = self._unread = 0
         all_wanted = wanted.criteria == SearchCriteria()
-        self._width = min(self._most, WINDOW_MESSAGES) if all_wanted else WINDOW_MESSAGES
+        self._width = min(self._most, WINDOW_MESSAGES_MAX) if all_wanted else WINDOW_MESSAGES_MAX
 
     async def run(self) -> FoundMessages:
         why = ""
@@ -398,8 +400,8 @@ class _BackwardSearch:
                 width = max(1, (self._before - low) // 4)
                 continue
             self._take_window(window, low)
-            if window.bytes < WINDOW_BYTES // 4:
-                width = min(2 * width, WINDOW_MESSAGES)
+            if window.bytes < WINDOW_BYTES_MAX // 4:
+                width = min(2 * width, WINDOW_MESSAGES_MAX)
             why = self._find_reason_to_stop()
         if not within.is_block:
             self._width = width
@@ -421,16 +423,16 @@ class _BackwardSearch:
     def _find_reason_to_stop(self) -> str:
         if len(self._found) >= self._most:
             return f"it has {self._most} messages"
-        if self._messages >= FIND_MESSAGES:
-            return f"it has looked at {FIND_MESSAGES:,} messages"
-        if self._read_bytes >= FIND_BYTES:
-            return f"it has read {FIND_BYTES >> 20} MiB"
-        if self._answer_bytes >= ANSWER_BYTES:
-            return f"its answer has {ANSWER_BYTES >> 20} MiB"
+        if self._messages >= SEARCHED_MESSAGES_MAX:
+            return f"it has looked at {SEARCHED_MESSAGES_MAX:,} messages"
+        if self._read_bytes >= SEARCHED_BYTES_MAX:
+            return f"it has read {SEARCHED_BYTES_MAX >> 20} MiB"
+        if self._answer_bytes >= FOUND_BYTES_MAX:
+            return f"its answer has {FOUND_BYTES_MAX >> 20} MiB"
         return self._find_reason_of_time()
 
     def _find_reason_of_time(self) -> str:
-        return f"it took {FIND_S:g} s" if self._clock.monotonic() >= self._end_s else ""
+        return f"it took {SEARCH_S_MAX:g} s" if self._clock.monotonic() >= self._end_s else ""
 
 
 def _make_entries(found: Sequence[_Found]) -> tuple[FoundEntry, ...]:
@@ -449,12 +451,12 @@ async def _search_window(
 ) -> _Window:  # fmt: skip
     window, (first, end) = _Window([]), indexes
     reader = EntryRangeReader(
-        broker, MessageIndexRange(wanted.topic, first, end, 2 * WINDOW_BYTES), caller, counts_as_delivered=False,
+        broker, MessageIndexRange(wanted.topic, first, end, 2 * WINDOW_BYTES_MAX), caller, counts_as_delivered=False,
         entries=block,
     )  # fmt: skip
     async with aclosing(reader.read_entries(turns)) as entries:
         async for entry in entries:
-            if window.bytes > WINDOW_BYTES and end - first > 1:
+            if window.bytes > WINDOW_BYTES_MAX and end - first > 1:
                 window.is_cut = True
                 return window
             await _search_entry(broker.world, wanted.criteria, entry, (first, end), window)

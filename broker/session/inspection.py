@@ -53,7 +53,7 @@ from ...metadata.records import (
 from ...metadata.store import MetadataStore, get_readable_record
 from ...proto.errors import InvalidRequest, MagnetarError, Unavailable
 from ...proto.names import Position
-from ...proto.policies import RETENTIONS, Policies
+from ...proto.policies import RETENTION_FIELD_PAIRS, Policies
 from ...proto.states import LedgerState
 from ...proto.statistics import (
     BrokerDescription,
@@ -72,23 +72,29 @@ from ...runtime import logs
 from ...runtime.access import Principal
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.config import find_source, list_setting_defaults
-from ...runtime.descriptors import PROCESS
+from ...runtime.descriptors import PROCESS_DESCRIPTORS
 from ...runtime.metrics import MetricsPage
 from ...runtime.metrics_server import format_metrics_page
 from ...runtime.network import Endpoint
-from ..common.config import DYNAMIC, NAMES, RUNTIME, BrokerConfig, RuntimeSettings
+from ..common.config import (
+    APPLIED_POLICY_NAMES,
+    CHANGEABLE_POLICY_NAMES,
+    RUNTIME_SETTING_NAMES,
+    BrokerConfig,
+    RuntimeSettings,
+)
 from ..log.log import ReadableLog
-from ..log.log_shape_core import LogShape, Span
+from ..log.log_shape_core import LedgerSpan, LogShape
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
-from ..subscription.core.cursor_state import count_contiguous_ranges, run_end
+from ..subscription.core.cursor_state import count_contiguous_ranges, find_end_of_contiguous
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 
-NONE = BitMap()
+NO_ENTRIES = BitMap()
 
 
-def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
+def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[LedgerSpan, int]]:
     """Yields (the span of a ledger, the id of its first entry after `mark`) for each ledger that has entries after the
     position `mark`."""
     for span in shape.spans:
@@ -97,11 +103,11 @@ def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[Span, 
             yield span, first
 
 
-def find_acked_or_pending(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
+def find_acked_or_hidden(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
     """Returns the ids of the entries of a ledger that need not be delivered: entries after mark-delete that the cursor
     has acknowledged, and entries that readers never see (those of aborted transactions). Pending entries are not among
     them."""
-    acked, hidden = cursor.acked.get(ledger_id, NONE), shape.hidden_entries_of_ledger(ledger_id)
+    acked, hidden = cursor.acked.get(ledger_id, NO_ENTRIES), shape.hidden_entries_of_ledger(ledger_id)
     return acked if hidden is None else acked | hidden
 
 
@@ -117,8 +123,8 @@ def count_entries_in_buckets(
     start, counts = Position(-1, -1), [0, 0, 0, 0]
     index = 0
     for span, first in spans:
-        done, held = find_acked_or_pending(shape, cursor, span.ledger_id), delayed.get(span.ledger_id, NONE)
-        whole = pending.whole.get(span.ledger_id, NONE) if pending is not None else NONE
+        done, held = find_acked_or_hidden(shape, cursor, span.ledger_id), delayed.get(span.ledger_id, NO_ENTRIES)
+        whole = pending.whole.get(span.ledger_id, NO_ENTRIES) if pending is not None else NO_ENTRIES
         while first <= span.last_entry:
             end = min(first + left, span.last_entry + 1)
             if left == size:
@@ -153,7 +159,7 @@ def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple
         end = last.entry_id if span.ledger_id == last.ledger_id else span.last_entry + 1
         if span.ledger_id > last.ledger_id or first >= end:
             continue
-        open_ = BitMap(range(first, end)) - find_acked_or_pending(shape, cursor, span.ledger_id)
+        open_ = BitMap(range(first, end)) - find_acked_or_hidden(shape, cursor, span.ledger_id)
         found += [(Position(span.ledger_id, at), size) for at, size in find_largest_runs(open_, count)]
     return nlargest(count, found, key=lambda each: (each[1], -each[0].ledger_id, -each[0].entry_id))
 
@@ -177,26 +183,26 @@ def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
         at, known = 0, {first for first, _ in found}
         while among and at <= among.max() and len(found) < count:
             first = among.next_set_bit(at)
-            last = run_end(among, first)
+            last = find_end_of_contiguous(among, first)
             if first not in known:
                 found.append((first, last - first + length + more))
             at = last + 1
     return found
 
 
-BUCKETS, BUCKETS_MAX = 600, 1000
-GAPS = 10
-PUBLISHED_S = 1.0
+BUCKETS_DEFAULT, BUCKETS_MAX = 600, 1000
+SHOWN_GAPS_MAX = 10
+GAP_TIMES_TIMEOUT_S = 1.0
 """Seconds within which bookies must return the first entries of the gaps, to show when these entries arrived."""
-LEDGERS, LEDGERS_MAX = 100, 200
-READS_AT_ONCE = 32
-CHILDREN, CHILDREN_MAX = 100, 1000
-SECRETS = ("key", "token")
+LISTED_LEDGERS_DEFAULT, LISTED_LEDGERS_MAX = 100, 200
+COPY_READS_AT_ONCE = 32
+LISTED_CHILDREN_DEFAULT, LISTED_CHILDREN_MAX = 100, 1000
+SECRET_FIELD_NAMES = ("key", "token")
 """Fields of records that are left out of answers: with a ledger's key anyone may read it, and a token proves who owns a
 node."""
-DAMAGED = "damaged"
-ROLES_MAX = 200
-BOOKIE_S = 5.0
+DAMAGED_STATE = "damaged"
+SHOWN_ROLES_MAX = 200
+BOOKIE_ANSWER_TIMEOUT_S = 5.0
 """Seconds for a bookie to answer before the next one is asked."""
 
 
@@ -212,11 +218,11 @@ async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int
     acknowledged, in each of at most `buckets` ranges (0: BUCKETS). It lists the GAPS largest gaps, with the arrival
     time of their first entries if it can be read within PUBLISHED_S. Raises InvalidRequest unless `buckets` is 0 to
     BUCKETS_MAX."""
-    buckets = _limited(buckets, BUCKETS, BUCKETS_MAX, "buckets")
+    buckets = _limited(buckets, BUCKETS_DEFAULT, BUCKETS_MAX, "buckets")
     log, cursor = topic.readable_log(uncommitted=subscription.reads_uncommitted), subscription.cursor
     delays = subscription.dispatcher.delays
     found = count_entries_in_buckets(log.shape, cursor, delays.delayed_entries if delays is not None else {}, buckets)
-    gaps = find_largest_gaps(log.shape, cursor, GAPS)
+    gaps = find_largest_gaps(log.shape, cursor, SHOWN_GAPS_MAX)
     published = await asyncio.gather(*(_published_ms(log, first) for first, _ in gaps))
     return CursorShape(
         cursor.mark, log.shape.last_position, found,
@@ -235,7 +241,7 @@ def _holder(subscription: Subscription, position: Position) -> str:
 
 async def _published_ms(log: ReadableLog, position: Position) -> int:
     try:
-        async with asyncio.timeout(PUBLISHED_S):
+        async with asyncio.timeout(GAP_TIMES_TIMEOUT_S):
             return (log.reader.get(position) or await log.reader.read_entry(position)).timestamp_ms
     except (MagnetarError, TimeoutError):
         return 0  # which is told as not known
@@ -246,7 +252,7 @@ async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, li
     """Returns descriptions of the topic's ledgers and their copies, the oldest first: at most `limit` ledgers (0:
     LEDGERS) with ids above `after` (0: from the first one). Raises InvalidRequest unless `limit` is 0 to LEDGERS_MAX.
     Raises the errors of the metadata."""
-    limit = _limited(limit, LEDGERS, LEDGERS_MAX, "limit")
+    limit = _limited(limit, LISTED_LEDGERS_DEFAULT, LISTED_LEDGERS_MAX, "limit")
     listed = [each for each in topic.log.record.ledgers if not after or each.ledger_id > after][:limit]
 
     async def describe(each: TopicLedger) -> LedgerCopies:
@@ -256,12 +262,12 @@ async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, li
         missing = dict(mark[0].bookies) if mark is not None else {}
         for bookie in await metadata.children(paths.damaged_copies(id_)):
             if await get_readable_record(metadata, paths.damaged_copies_of_bookie(id_, bookie), DamagedEntriesRecord):
-                missing[bookie] = DAMAGED
+                missing[bookie] = DAMAGED_STATE
         return _copies(topic, each, found[0] if found is not None else None, missing)
 
     copies = list[LedgerCopies]()
-    for at in range(0, len(listed), READS_AT_ONCE):
-        copies += await asyncio.gather(*map(describe, listed[at : at + READS_AT_ONCE]))
+    for at in range(0, len(listed), COPY_READS_AT_ONCE):
+        copies += await asyncio.gather(*map(describe, listed[at : at + COPY_READS_AT_ONCE]))
     return copies
 
 
@@ -285,7 +291,7 @@ async def describe_metadata(metadata: MetadataStore, path: str, after: str, limi
     CHILDREN) of its children that sort after `after`. Secrets in the record are blanked; a record that does not decode
     is described by its damage. Raises InvalidRequest if `path` does not begin with /, or `limit` is not 0 to
     CHILDREN_MAX. Raises the errors of the metadata."""
-    limit = _limited(limit, CHILDREN, CHILDREN_MAX, "limit")
+    limit = _limited(limit, LISTED_CHILDREN_DEFAULT, LISTED_CHILDREN_MAX, "limit")
     path = path.rstrip("/")
     if path and not path.startswith("/"):
         raise InvalidRequest(f"a path of the metadata begins with /, not {path!r:.100}")
@@ -306,7 +312,7 @@ async def describe_metadata(metadata: MetadataStore, path: str, after: str, limi
 def _blanked(value: object) -> object:
     """Returns the record as plain values, without its secrets."""
     if isinstance(value, Mapping):
-        return {name: "…" if name in SECRETS and each else _blanked(each) for name, each in value.items()}
+        return {name: "…" if name in SECRET_FIELD_NAMES and each else _blanked(each) for name, each in value.items()}
     return [*map(_blanked, value)] if isinstance(value, list | tuple) else value
 
 
@@ -319,7 +325,7 @@ async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **optio
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
-        answer = await bookies.ask(name, encode_admin_request(), (request,), timeout_s=BOOKIE_S)
+        answer = await bookies.ask(name, encode_admin_request(), (request,), timeout_s=BOOKIE_ANSWER_TIMEOUT_S)
         if answer is not None and answer[0].status is Status.OK and answer[1]:
             found = msgspec.json.decode(bytes(answer[1][0]), type=dict[str, Any])
             if "error" not in found:
@@ -338,13 +344,13 @@ async def describe_security(broker: TopicManager) -> SecurityDescription:
             consumers.update(each.principal for each in subscription.consumers.values())
         if turns.is_slice_used_up:
             await turns.begin_slice()
-    refused = Counter(broker.access.audit.refusals).most_common(ROLES_MAX)
+    refused = Counter(broker.access.audit.refusals).most_common(SHOWN_ROLES_MAX)
     roles = [
         ConnectedRole(
             each.name, each.kind.value, each.method, each.credential_id, each.expires_ms, producers[each],
             consumers[each],
         )
-        for each, _ in (producers + consumers).most_common(ROLES_MAX)
+        for each, _ in (producers + consumers).most_common(SHOWN_ROLES_MAX)
     ]  # fmt: skip
     return SecurityDescription(broker.name, tuple(roles), tuple(RefusedCaller(*each) for each in refused))
 
@@ -358,13 +364,14 @@ async def describe_security(broker: TopicManager) -> SecurityDescription:
 # so
 #     await remove_setting(broker, name)             each broker has its own value again
 #
-# Settings that change are the policies that namespaces inherit (`DYNAMIC`), and those of `RuntimeSettings`; all brokers
-# use them instead of those with which each was started. If Pulsar can change the same setting at run time, it is shown
-# by Pulsar's name; both names are accepted. A value is text; items of a list are separated by commas. What is changed
-# is in one record of the metadata (metadata/paths.py `BROKER_POLICIES`), which the watch of PolicyCache follows.
-# Guarding tests: tests/broker/rest/test_configuration.py, tests/broker/session/test_settings.py.
+# Settings that change are the policies that namespaces inherit (`CHANGEABLE_POLICY_NAMES`), and those of
+# `RuntimeSettings`; all brokers use them instead of those with which each was started. If Pulsar can change the same
+# setting at run time, it is shown by Pulsar's name; both names are accepted. A value is text; items of a list are
+# separated by commas. What is changed is in one record of the metadata (metadata/paths.py `BROKER_POLICIES`), which the
+# watch of PolicyCache follows. Guarding tests: tests/broker/rest/test_configuration.py,
+# tests/broker/session/test_settings.py.
 
-PULSAR: dict[str, str] = {
+PULSAR_SETTING_NAMES: dict[str, str] = {
     "auto_subscription_creation": "allowAutoSubscriptionCreation",
     "auto_topic_creation": "allowAutoTopicCreation",
     "dispatch_rate_bytes": "dispatchThrottlingRatePerTopicInByte",
@@ -381,17 +388,17 @@ PULSAR: dict[str, str] = {
     "subscription_types": "subscriptionTypesEnabled",
 }
 """Our name → Pulsar's name of a setting with the same meaning and unit."""
-CHANGING = (*DYNAMIC, *RUNTIME)
+CHANGEABLE_NAMES = (*CHANGEABLE_POLICY_NAMES, *RUNTIME_SETTING_NAMES)
 """Our names of all settings that change while brokers run."""
-_OURS = {theirs: ours for ours, theirs in PULSAR.items()} | {name: name for name in CHANGING}
+_OURS = {theirs: ours for ours, theirs in PULSAR_SETTING_NAMES.items()} | {name: name for name in CHANGEABLE_NAMES}
 _LISTS = ("dead_letter_backoff_s", "subscription_types")
-UNITS = {"s": "seconds", "minutes": "minutes", "mib": "MiB", "bytes": "bytes"}
+UNIT_NAMES = {"s": "seconds", "minutes": "minutes", "mib": "MiB", "bytes": "bytes"}
 """The last word of a setting's name → the unit of its value."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-SHOWN = tuple(PULSAR.get(name, name) for name in CHANGING)
-PAGE_BYTES_MAX = 4 << 20
+SHOWN_SETTING_NAMES = tuple(PULSAR_SETTING_NAMES.get(name, name) for name in CHANGEABLE_NAMES)
+LISTED_BYTES_MAX = 4 << 20
 """Most bytes of metrics in an answer. The rest is left out, and a line says so."""
-TASKS_MAX, FRAMES_MAX = 2_000, 12
+SHOWN_TASKS_MAX, FRAMES_PER_TASK_MAX = 2_000, 12
 """Most tasks that `describe_waiting_tasks` lists, and most calls of each task."""
 
 
@@ -412,12 +419,12 @@ def parse_setting_value(name: str, text: str) -> dict[str, Any]:
     field of Policies or RuntimeSettings that has the setting, and the value. Raises InvalidRequest if the setting is
     unknown or the value is invalid."""
     ours = parse_setting_name(name)
-    kind: type[msgspec.Struct] = RuntimeSettings if ours in RUNTIME else Policies
+    kind: type[msgspec.Struct] = RuntimeSettings if ours in RUNTIME_SETTING_NAMES else Policies
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
     try:
         found = msgspec.convert({ours: value}, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
-        hint, unit = get_type_hints(kind)[ours], UNITS.get(ours.rpartition("_")[2], "")
+        hint, unit = get_type_hints(kind)[ours], UNIT_NAMES.get(ours.rpartition("_")[2], "")
         allowed = _describe_values(hint)
         if unit and _NUMBER.fullmatch(text) is None and ours not in _LISTS:
             allowed = f"a number of {unit}, such as 60"
@@ -441,14 +448,14 @@ def find_settings_to_remove(name: str) -> tuple[str, ...]:
     """Returns the names of the settings that must be removed together with the setting `name`: that setting, and of a
     retention also the other one of its pair. Raises InvalidRequest if the setting is unknown."""
     ours = parse_setting_name(name)
-    return next((pair for pair in RETENTIONS if ours in pair), (ours,))
+    return next((pair for pair in RETENTION_FIELD_PAIRS if ours in pair), (ours,))
 
 
 async def change_setting(broker: TopicManager, name: str, text: str) -> None:
     """Changes a setting of all brokers. This broker has applied the new value when this function returns. Raises
     InvalidRequest if the setting or the value is invalid, and the errors of the metadata."""
     ours, given = parse_setting_name(name), parse_setting_value(name, text)
-    if ours in RUNTIME:
+    if ours in RUNTIME_SETTING_NAMES:
         await broker.policies.change_runtime_setting(ours, format_setting_value(given[ours]))
     else:
         await broker.policies.change_policies(None, None, Policies(**given))
@@ -458,7 +465,7 @@ async def remove_setting(broker: TopicManager, name: str) -> None:
     """Removes the value of a setting that was set for all brokers, so that each broker uses its own configuration
     again. Raises InvalidRequest if the setting is unknown, and the errors of the metadata."""
     ours = parse_setting_name(name)
-    if ours in RUNTIME:
+    if ours in RUNTIME_SETTING_NAMES:
         await broker.policies.change_runtime_setting(ours, None)
     else:
         await broker.policies.change_policies(None, None, Policies(), find_settings_to_remove(name))
@@ -467,9 +474,11 @@ async def remove_setting(broker: TopicManager, name: str) -> None:
 def list_changed_settings(record: PoliciesRecord) -> dict[str, str]:
     """Returns the settings that were changed for all brokers, with their values as text. A setting that Pulsar also has
     is listed under Pulsar's name."""
-    values: list[tuple[str, object]] = [(name, getattr(record.policies, name)) for name in DYNAMIC]
-    values += [(name, record.properties.get(name)) for name in RUNTIME]
-    return {PULSAR.get(name, name): format_setting_value(value) for name, value in values if value is not None}
+    values: list[tuple[str, object]] = [(name, getattr(record.policies, name)) for name in CHANGEABLE_POLICY_NAMES]
+    values += [(name, record.properties.get(name)) for name in RUNTIME_SETTING_NAMES]
+    return {
+        PULSAR_SETTING_NAMES.get(name, name): format_setting_value(value) for name, value in values if value is not None
+    }
 
 
 def format_setting_value(value: object) -> str:
@@ -489,7 +498,7 @@ async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics:
     settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(
-        broker.name, PRODUCT, broker.world.clock.wall_ms(), PROCESS.limit, settings,
+        broker.name, PRODUCT, broker.world.clock.wall_ms(), PROCESS_DESCRIPTORS.limit, settings,
         describe_waiting_tasks() if tasks else "", page
     )
 
@@ -501,12 +510,12 @@ def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
     defaults, found = list_setting_defaults(BrokerConfig), list[BrokerSetting]()
     for name in config.__struct_fields__:
         value: object = getattr(config, name)
-        if name in NAMES:
+        if name in APPLIED_POLICY_NAMES:
             value = getattr(broker.policies.defaults, name)
-        elif name in RUNTIME:
+        elif name in RUNTIME_SETTING_NAMES:
             value = getattr(broker, name)
         source = "dynamic" if name in changed else find_source("broker", name, is_default=value == defaults[name])
-        found.append(BrokerSetting(name, format_setting_value(value), source, name in CHANGING))
+        found.append(BrokerSetting(name, format_setting_value(value), source, name in CHANGEABLE_NAMES))
     level = "dynamic" if "log_level" in changed else "option"
     return (*found, BrokerSetting("log_level", logs.get_log_level(), level, dynamic=True))
 
@@ -516,7 +525,7 @@ async def _metrics_page(broker: TopicManager) -> str:
     await broker.measure(page)
     for piece in format_metrics_page(page):
         size += len(piece)
-        if size > PAGE_BYTES_MAX:
+        if size > LISTED_BYTES_MAX:
             pieces.append(b"# the rest is left out: metrics_topics makes the page smaller\n")
             break
         pieces.append(piece)
@@ -530,16 +539,16 @@ def describe_waiting_tasks() -> str:
     no values of variables."""
     lines = list[str]()
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
-    for task in tasks[:TASKS_MAX]:
+    for task in tasks[:SHOWN_TASKS_MAX]:
         lines.append(task.get_name())
         call: Any = task.get_coro()
-        for _ in range(FRAMES_MAX):
+        for _ in range(FRAMES_PER_TASK_MAX):
             if not isinstance(call, CoroutineType) or call.cr_frame is None:
                 break
             frame = call.cr_frame
             file = "/".join(frame.f_code.co_filename.replace("\\", "/").split("/")[-3:])
             lines.append(f"  {file}:{frame.f_lineno} {frame.f_code.co_name}")
             call = call.cr_await
-    if len(tasks) > TASKS_MAX:
-        lines.append(f"{len(tasks) - TASKS_MAX} more")
+    if len(tasks) > SHOWN_TASKS_MAX:
+        lines.append(f"{len(tasks) - SHOWN_TASKS_MAX} more")
     return "\n".join(lines) + "\n"

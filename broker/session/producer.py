@@ -47,19 +47,19 @@ from ..topic.transactions import TransactionEventToAwait
 
 _LOG = logging.getLogger("magnetar.broker.session")
 
-METADATA_BYTES = (10 << 10) - 512
+METADATA_BYTES_LIMIT = (10 << 10) - 512
 """Bytes of an entry besides its payload: Pulsar's clients compare the payload alone with the largest size that they are
 told, and take frames of 10 KiB more."""
 
-CREDIT_SHARE = 4
+CREDIT_RETURN_DIVISOR = 4
 """Credit is returned when this fraction (1 / CREDIT_SHARE) of the grant is owed: one frame for thousands of small
 entries."""
 
 
-def metadata_bytes_max(config: BrokerConfig) -> int:
+def compute_metadata_bytes_max(config: BrokerConfig) -> int:
     """Returns how many bytes an entry may have in addition to a payload of `max_message_bytes`: as many as a ledger
     entry has room for, but at most METADATA_BYTES."""
-    return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
+    return max(0, min(METADATA_BYTES_LIMIT, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
 class ProducerOptions(msgspec.Struct, frozen=True):
@@ -243,7 +243,7 @@ class ProducerSession:
             topic.gate.has_rate_limit,
         )
         before = topic.log.next_index if counts else 0
-        published = producer.publish(entry) if why is None else producer.refuse(entry, why)
+        published = producer.publish(entry) if why is None else producer.refuse_entry(entry, why)
         if counts and not isinstance(published, TransactionEventToAwait):
             topic.gate.count_published(topic.log.next_index - before, len(entry))
         if published is not True:
@@ -267,7 +267,7 @@ class ProducerSession:
         self._awaiting = False
         if error is not None and self._waiting:
             entry = self._waiting.popleft()
-            self.producer.refuse(entry, error)
+            self.producer.refuse_entry(entry, error)
             self.on_bytes_freed(len(entry))
         if self._waiting:
             self.topic.gate.queue_waiting_publish(self._step)
@@ -299,14 +299,14 @@ class ProducerSession:
         cost = size + ENTRY_COST_BYTES
         self._owed += cost
         self._memory.held -= cost
-        if self._owed * CREDIT_SHARE >= self._grant:
+        if self._owed * CREDIT_RETURN_DIVISOR >= self._grant:
             self._grant_owed()
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
         cost = size + ENTRY_COST_BYTES
         self._owed += cost
         self._memory.held -= cost
-        if self._owed * CREDIT_SHARE >= self._grant:
+        if self._owed * CREDIT_RETURN_DIVISOR >= self._grant:
             self._grant_owed()
         self._port.send_receipt(sequence_id, position, index)
 
@@ -331,7 +331,7 @@ class ProducerSession:
         entries have their outcomes, and removes the producer from the topic."""
         waiting = self._drop_waiting()
         for entry in waiting:
-            self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
+            self.producer.refuse_entry(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
         try:
             await self.producer.wait_idle()
         finally:

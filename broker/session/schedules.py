@@ -38,7 +38,7 @@ import msgspec
 from ...metadata import paths
 from ...metadata.records import Schedule, ScheduleProgressRecord, SchedulesRecord
 from ...metadata.store import (
-    ABSENT,
+    NODE_ABSENT,
     CheckNodeVersion,
     DeleteNode,
     WatchReset,
@@ -73,15 +73,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.broker.schedules")
 
-FIRE = ("intend", "publish", "decide")
-TICK_S = 0.5
+FIRE_STEPS = ("intend", "publish", "decide")
+SCHEDULE_CHECK_INTERVAL_S = 0.5
 """Seconds between two looks at what is due: a fire is that late at most, if nothing is slow."""
-RECHECK_S = 30.0
+SCHEDULE_RECHECK_S_MIN = 30.0
 """Seconds until a broker asks again whether a schedule has become its own, unless its topic is loaded here before."""
-RECHECK_S_MAX = 3600.0
+SCHEDULE_RECHECK_S_MAX = 3600.0
 """… and when its next fire is later than that: the time of day may jump."""
-RETRY_S = 5.0
-AT_ONCE = 16
+SCHEDULE_RETRY_S = 5.0
+FIRES_AT_ONCE = 16
 """Most schedules that a broker handles at a time."""
 SCHEDULES_MAX = 1000
 """Most schedules of a namespace: each is a record that is read and written when it fires."""
@@ -89,12 +89,12 @@ PAYLOAD_BYTES_MAX = 64 << 10
 """Largest payload of a schedule, in bytes."""
 TOPIC_BYTES_MAX = 512 << 10
 """Most bytes of the payloads, keys and properties of a topic's schedules together: they are in one record."""
-READ_BYTES = 1 << 20
-NAME, FIRE_TIME = "magnetar.schedule", "magnetar.fire_time"
+LOG_READ_BYTES = 1 << 20
+SCHEDULE_PROPERTY, FIRE_TIME_PROPERTY = "magnetar.schedule", "magnetar.fire_time"
 """Properties of each message of a schedule: its name, and the time for which it was published (ms since the epoch)."""
 
 
-def producer_name_of(name: str) -> str:
+def producer_name_of_schedule(name: str) -> str:
     """Returns the name of the producer that publishes the messages of the schedule `name`."""
     return f"schedule/{name}"
 
@@ -104,8 +104,8 @@ def producer_name_of(name: str) -> str:
 
 class ScheduleCatalog:
     """The schedules of topics, in the metadata. Any broker may change them. The brokers that fire them see each change
-    by a watch (`ScheduleRunner.follow`). A method that reads or changes the metadata also raises the errors of the
-    metadata."""
+    by a watch (`ScheduleRunner.follow_schedules`). A method that reads or changes the metadata also raises the errors
+    of the metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -177,9 +177,9 @@ class ScheduleCatalog:
         record = await get_record(self._broker.metadata, _path(topic), SchedulesRecord)
         schedule = _find(topic, record[0] if record else None, name)
         partitions = await self._broker.catalog.count_existing_partitions(topic)
-        target = choose_target(topic, schedule, partitions)
-        now_ms, producer = self._broker.world.clock.wall_ms(), f"{producer_name_of(name)}/now"
-        entry = make_entry(schedule, producer, now_ms, now_ms)
+        target = choose_schedule_target(topic, schedule, partitions)
+        now_ms, producer = self._broker.world.clock.wall_ms(), f"{producer_name_of_schedule(name)}/now"
+        entry = make_scheduled_message(schedule, producer, now_ms, now_ms)
         await self._broker.internal_producer.publish_messages(target, producer, [entry], 0)
 
     async def list_stats(self, topic: TopicName) -> list[ScheduleStats]:
@@ -205,7 +205,7 @@ class ScheduleCatalog:
     async def _count(self, namespace: NamespaceName, but: TopicName) -> int:
         """Returns how many schedules the topics of the namespace have, other than the topic `but`."""
         found, store = 0, self._broker.metadata
-        for each in await store.children(paths.schedules_of(namespace.tenant, namespace.namespace)):
+        for each in await store.children(paths.schedules_of_namespace(namespace.tenant, namespace.namespace)):
             name = paths.decode_segment(each)
             if name != but.local:
                 path = paths.schedules(namespace.tenant, namespace.namespace, name)
@@ -218,7 +218,7 @@ def _check(schedule: Schedule) -> None:
     """Raises InvalidRequest or InvalidName if the schedule has a wrong name, or is too large."""
     if not schedule.name or "/" in schedule.name or len(schedule.name) > 100:
         raise InvalidRequest(f"a schedule has a name of 1 to 100 characters without '/', not {schedule.name[:120]!r}")
-    check_producer_name(producer_name_of(schedule.name))
+    check_producer_name(producer_name_of_schedule(schedule.name))
     if len(schedule.payload) > PAYLOAD_BYTES_MAX:
         raise InvalidRequest(f"the payload of a schedule has {PAYLOAD_BYTES_MAX} bytes at most")
     check_properties(schedule.properties)
@@ -253,7 +253,7 @@ async def _read_progress(
     if found is not None and found[0].id == schedule.id:
         return *found, False
     fresh = ScheduleProgressRecord(id=schedule.id, decided_ms=schedule.since_ms)
-    return fresh, ABSENT if found is None else found[1], True
+    return fresh, NODE_ABSENT if found is None else found[1], True
 
 
 def _describe(schedule: Schedule, progress: ScheduleProgressRecord, now_ms: int, *, stale: bool) -> ScheduleStats:
@@ -282,7 +282,7 @@ def _describe(schedule: Schedule, progress: ScheduleProgressRecord, now_ms: int,
     )  # fmt: skip
 
 
-def choose_target(topic: TopicName, schedule: Schedule, partitions: int) -> TopicName:
+def choose_schedule_target(topic: TopicName, schedule: Schedule, partitions: int) -> TopicName:
     """Returns the topic or partition to which the schedule publishes. `partitions`: the number of partitions of
     `topic`; 0: it is not partitioned."""
     if not partitions:
@@ -290,13 +290,17 @@ def choose_target(topic: TopicName, schedule: Schedule, partitions: int) -> Topi
     return topic.with_partition(choose_partition_of_key(schedule.key or schedule.name, partitions))
 
 
-def make_entry(schedule: Schedule, producer: str, fire_ms: int, now_ms: int) -> bytes:
+def make_scheduled_message(schedule: Schedule, producer: str, fire_ms: int, now_ms: int) -> bytes:
     """Returns the message of the schedule for the time `fire_ms`, as a client-part. `producer`: the name of its
     producer; the sequence id is `fire_ms`. `now_ms`: the publish time. Both times are ms since the epoch."""
     metadata = MessageMetadata(producer_name=producer, sequence_id=fire_ms, publish_time=now_ms)
     if schedule.key is not None:
         metadata.partition_key = schedule.key
-    for key, value in {**schedule.properties, NAME: schedule.name, FIRE_TIME: str(fire_ms)}.items():
+    for key, value in {
+        **schedule.properties,
+        SCHEDULE_PROPERTY: schedule.name,
+        FIRE_TIME_PROPERTY: str(fire_ms),
+    }.items():
         metadata.properties.add(key=key, value=value)
     return encode_entry(metadata, schedule.payload)
 
@@ -370,7 +374,7 @@ class ScheduleRunner:
         self.fired = 0  # messages, by this broker
 
     # ------------------------------------------------------------------ which schedules there are
-    async def follow(self) -> None:
+    async def follow_schedules(self) -> None:
         """Keeps the list of schedules current, by a watch of the metadata, until it is cancelled. While the metadata
         cannot be read, the list stays as it is; the error is logged, and the next attempt follows after a second."""
         while True:
@@ -418,7 +422,7 @@ class ScheduleRunner:
         try:
             while True:
                 self.check_due_schedules()
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(SCHEDULE_CHECK_INTERVAL_S)
         finally:
             await self._tasks.close()
             self._tasks = Tasks()
@@ -430,7 +434,7 @@ class ScheduleRunner:
             return
         now_s, now_ms = self._broker.world.clock.monotonic(), self._broker.world.clock.wall_ms()
         for key, known in self._known.items():
-            if len(self._busy) >= AT_ONCE:
+            if len(self._busy) >= FIRES_AT_ONCE:
                 return
             loaded = self._broker.loaded.get(known.target)
             gained = not known.mine and loaded is not None and loaded is not known.seen
@@ -446,9 +450,9 @@ class ScheduleRunner:
         except BadVersion:
             known.look_s, known.mine = 0.0, False  # another broker runs it, or did until now
         except NotOwner:
-            known.look_s, known.mine = self._in(RETRY_S), False
+            known.look_s, known.mine = self._in(SCHEDULE_RETRY_S), False
         except MagnetarError as error:
-            known.look_s, known.mine = self._in(RETRY_S), False
+            known.look_s, known.mine = self._in(SCHEDULE_RETRY_S), False
             if known.problem != error.message:  # it is tried again each RETRY_S
                 _LOG.warning("%s: schedule %r does not fire: %s", known.topic, known.schedule.name, error)
             known.problem = error.message
@@ -491,7 +495,7 @@ class ScheduleRunner:
         broker, schedule = self._broker, known.schedule
         progress, version, known.is_new = await _read_progress(broker, known.topic, schedule)
         partitions = await broker.catalog.count_existing_partitions(known.topic)
-        target = choose_target(known.topic, schedule, partitions)
+        target = choose_schedule_target(known.topic, schedule, partitions)
         if progress.firing and progress.partition >= 0:
             target = known.topic.with_partition(progress.partition)
         known.target, known.seen, known.mine = target.full, broker.loaded.get(target.full), False
@@ -539,7 +543,7 @@ class ScheduleRunner:
         is due, and then until it was fired."""
         next_ms = next_fire_ms(schedule, max(progress.decided_ms, schedule.since_ms))
         wait_ms = 0 if next_ms is None else next_ms - self._broker.world.clock.wall_ms()
-        return min(RECHECK_S_MAX, max(RECHECK_S, wait_ms / 1000 + 1))
+        return min(SCHEDULE_RECHECK_S_MAX, max(SCHEDULE_RECHECK_S_MIN, wait_ms / 1000 + 1))
 
     async def _is_stale(self, known: _Known, topic: Topic, *, partitioned: bool) -> bool:
         """Returns True if the topic of the schedule was deleted, and another topic has its name now."""
@@ -555,10 +559,10 @@ class ScheduleRunner:
             _LOG.warning("%s: schedule %r: its fires of %s count as published: the log was trimmed", topic.name,
                          known.schedule.name, progress.firing)  # fmt: skip
             return ()
-        there, producer = set[int](), producer_name_of(known.schedule.name)
+        there, producer = set[int](), producer_name_of_schedule(known.schedule.name)
         position = shape.position_after(Position(progress.last_ledger, progress.last_entry))
         while shape.has_entry(position := shape.next_unskipped_position(shape.position_at_or_after(position))):
-            for entry in await topic.log.reader.read(position, READ_BYTES):
+            for entry in await topic.log.reader.read(position, LOG_READ_BYTES):
                 metadata = parse_header(split_broker_part(entry.payload)[2], verify=False).metadata
                 if metadata.producer_name == producer:
                     there.add(metadata.sequence_id)
@@ -567,7 +571,7 @@ class ScheduleRunner:
 
     async def _publish(self, topic: Topic, known: _Known, fires: Sequence[int]) -> None:
         """Publishes a message for each of the times, in order, through this loaded topic and no other."""
-        schedule, name, clock = known.schedule, producer_name_of(known.schedule.name), self._broker.world.clock
+        schedule, name, clock = known.schedule, producer_name_of_schedule(known.schedule.name), self._broker.world.clock
         port = _Publishing()
         options = ProducerOptions(topic.name.full, name, instance=schedule.id)
         session = await ProducerSession.open(self._broker, options, port, CallContext(f"schedule {schedule.name}"))
@@ -575,7 +579,7 @@ class ScheduleRunner:
             if session.topic is not topic:
                 raise NotOwner(f"topic {topic.name} was loaded anew meanwhile")
             for fire_ms in fires:
-                session.publish(make_entry(schedule, name, fire_ms, clock.wall_ms()))
+                session.publish(make_scheduled_message(schedule, name, fire_ms, clock.wall_ms()))
                 try:
                     await port.wait_outcome()
                 except MagnetarError as error:

@@ -21,8 +21,9 @@ cron. A schedule that would not fire within YEARS_MAX years, such as 30 February
 after it, and times that fall on one instant fire once. A time that comes twice fires at the first. A schedule for every
 hour (the hour begins with *) goes by elapsed time instead: nothing at skipped times, both of a doubled hour.
 
-**Missed fires.** A fire that is more than LATE_MS late was missed: no broker ran the schedule, or its clock jumped.
-`skip` drops all of them, `last` fires the latest alone, `all` fires up to MISSED_MAX, the latest ones, oldest first.
+**Missed fires.** A fire that is more than MISSED_AFTER_MS late was missed: no broker ran the schedule, or its clock
+jumped. `skip` drops all of them, `last` fires the latest alone, `all` fires up to MISSED_MAX, the latest ones, oldest
+first.
 
 The next fire is found by whole months, days and hours, never minute by minute.
 Guarding tests: tests/broker/session/test_schedules_core.py.
@@ -41,13 +42,13 @@ from ...metadata.records import Schedule
 from ...proto.errors import InvalidRequest
 from ...proto.names import parse_number
 
-MISSED = ("skip", "last", "all")
+MISSED_FIRE_MODES = ("skip", "last", "all")
 MISSED_MAX = 100
 """Most missed fires that `all` makes up for."""
-LATE_MS = 60_000
+MISSED_AFTER_MS = 60_000
 """A fire that is later than this was missed: a take-over, or a slow bookie, takes less."""
-EVERY_MS_MIN = 1000
-YEARS_MAX = 9
+INTERVAL_MS_MIN = 1000
+SEARCHED_YEARS_MAX = 9
 """Years in which a schedule must fire once: 29 February is at most eight years away."""
 CRON_CHARACTERS_MAX = 200
 DAY_MS = 86_400_000
@@ -153,7 +154,7 @@ def _wrong(field: _Field, word: str, why: str) -> InvalidRequest:
 # ------------------------------------------------------------------------------------------------- the next fire
 
 
-def find_zone(name: str) -> tzinfo:
+def find_time_zone(name: str) -> tzinfo:
     """Returns the time zone of that name. Raises InvalidRequest if the database of time zones of this machine does not
     have it. UTC needs no database."""
     try:
@@ -167,7 +168,7 @@ def next_fire_ms(schedule: Schedule, after_ms: int) -> int | None:
     (for a cron expression: none within YEARS_MAX years). Raises InvalidRequest if the cron expression is invalid, or
     this broker does not have the time zone."""
     if schedule.cron:
-        return next_cron_ms(parse_cron(schedule.cron), find_zone(schedule.zone), after_ms)
+        return next_cron_ms(parse_cron(schedule.cron), find_time_zone(schedule.zone), after_ms)
     if schedule.every_ms:
         since = max(0, after_ms - schedule.created_ms)
         found = schedule.created_ms + (since // schedule.every_ms + 1) * schedule.every_ms
@@ -178,7 +179,7 @@ def next_fire_ms(schedule: Schedule, after_ms: int) -> int | None:
 def next_cron_ms(cron: Cron, zone: tzinfo, after_ms: int) -> int | None:
     """Returns the first time after `after_ms` that matches the expression (ms since the epoch); None if there is none
     within YEARS_MAX years."""
-    if not -TIME_MS_MAX < after_ms < TIME_MS_MAX - YEARS_MAX * 366 * 86_400_000:
+    if not -TIME_MS_MAX < after_ms < TIME_MS_MAX - SEARCHED_YEARS_MAX * 366 * 86_400_000:
         return None
     after = datetime.fromtimestamp(after_ms // 1000, UTC) if after_ms >= 0 else datetime.fromtimestamp(0, UTC)
     found = _next_elapsed(cron, zone, after) if cron.is_hourly else _next_local(cron, zone, after)
@@ -241,7 +242,7 @@ def _times_of_day(cron: Cron, day: date, begin: datetime) -> Iterator[datetime]:
 
 
 def _last_day(day: date) -> date:
-    return day + timedelta(days=366 * YEARS_MAX)
+    return day + timedelta(days=366 * SEARCHED_YEARS_MAX)
 
 
 def _next_day(cron: Cron, day: date, last_day: date) -> date | None:
@@ -291,11 +292,11 @@ class DueFires(NamedTuple):
 
 def decide_fires(schedule: Schedule, last_ms: int, now_ms: int) -> DueFires:
     """Returns what is due at `now_ms`. `last_ms`: the time up to which everything was decided before (exclusive). A
-    fire that is more than LATE_MS late is missed; `schedule.missed` says whether missed ones are dropped. The work is
-    bounded: of a schedule that was not checked for long, only about the latest MISSED_MAX fires are found, and all
-    earlier ones are dropped. Raises the errors of `next_fire_ms`."""
+    fire that is more than MISSED_AFTER_MS late is missed; `schedule.missed` says whether missed ones are dropped. The
+    work is bounded: of a schedule that was not checked for long, only about the latest MISSED_MAX fires are found, and
+    all earlier ones are dropped. Raises the errors of `next_fire_ms`."""
     found = _find_latest_fires(schedule, last_ms, now_ms)
-    late = [each for each in found if now_ms - each > LATE_MS]
+    late = [each for each in found if now_ms - each > MISSED_AFTER_MS]
     due = found[len(late) :]
     kept = late if schedule.missed == "all" else late[-1:] if schedule.missed == "last" and not due else []
     fires = tuple((kept + due)[-MISSED_MAX:])
@@ -308,7 +309,7 @@ def _find_latest_fires(schedule: Schedule, last_ms: int, now_ms: int) -> list[in
     there are so many. Looks at one day after the other, from the latest on."""
     parts: list[list[int]] = []
     least_ms = span_ms = min(DAY_MS, MISSED_MAX * schedule.every_ms or DAY_MS)
-    end_ms, first_ms = now_ms, max(last_ms, now_ms - 366 * YEARS_MAX * DAY_MS)
+    end_ms, first_ms = now_ms, max(last_ms, now_ms - 366 * SEARCHED_YEARS_MAX * DAY_MS)
     while end_ms > first_ms and sum(map(len, parts)) < MISSED_MAX:
         begin_ms = max(first_ms, end_ms - span_ms)
         at = next_fire_ms(schedule, begin_ms)
@@ -334,12 +335,14 @@ def check_schedule(schedule: Schedule, now_ms: int) -> None:
     or would not fire after `now_ms` (by a cron expression: within YEARS_MAX years)."""
     if sum((bool(schedule.cron), bool(schedule.every_ms), bool(schedule.at_ms))) != 1:
         raise InvalidRequest("a schedule has a cron expression, an interval or a time: one of the three")
-    if schedule.every_ms and not EVERY_MS_MIN <= schedule.every_ms <= TIME_MS_MAX:
+    if schedule.every_ms and not INTERVAL_MS_MIN <= schedule.every_ms <= TIME_MS_MAX:
         raise InvalidRequest(f"the interval of a schedule is a second or more, not {schedule.every_ms} ms")
     if schedule.at_ms and not now_ms < schedule.at_ms < TIME_MS_MAX:
         raise InvalidRequest(f"the time of a schedule is in the future, and {schedule.at_ms} ms is not")
-    if schedule.missed not in MISSED:
-        raise InvalidRequest(f"what happens to missed fires is {', '.join(MISSED)}, not {schedule.missed[:80]!r}")
-    find_zone(schedule.zone)
+    if schedule.missed not in MISSED_FIRE_MODES:
+        raise InvalidRequest(
+            f"what happens to missed fires is {', '.join(MISSED_FIRE_MODES)}, not {schedule.missed[:80]!r}"
+        )
+    find_time_zone(schedule.zone)
     if next_fire_ms(schedule, now_ms) is None:
-        raise InvalidRequest(f"the schedule {schedule.cron!r} would not fire within {YEARS_MAX} years")
+        raise InvalidRequest(f"the schedule {schedule.cron!r} would not fire within {SEARCHED_YEARS_MAX} years")

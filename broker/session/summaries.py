@@ -56,32 +56,38 @@ from ...proto.statistics import (
 )
 from ...proto.versions import PRODUCT
 from ...runtime.alarm import EventLoopSlices
-from ...runtime.descriptors import PROCESS
-from ...runtime.health import HEARTBEAT
-from ...runtime.tcp.listening import CERTIFICATES
+from ...runtime.descriptors import PROCESS_DESCRIPTORS
+from ...runtime.health import LOOP_HEARTBEAT
+from ...runtime.tcp.listening import PROCESS_CERTIFICATES
 from ..cluster.ownership import RegisteredServers
-from ..log.log_shape_core import Span
+from ..log.log_shape_core import LedgerSpan
 from ..log.unfolding import is_entry_slow_to_parse
-from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, find_slowest_subscription, measure_topic
+from ..node.survey import (
+    TOPICS_PER_CLOCK_READ,
+    MeasuredTopic,
+    TopicGroupTotals,
+    find_slowest_subscription,
+    measure_topic,
+)
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
-from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, NOWHERE
+from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, NO_POSITION
 from ..subscription.core.policy import SlotDistribution
 from ..subscription.core.subscription_types import SubscriptionTypeRow as Registered
 from ..subscription.expiry import is_of_other_subscription
 from ..subscription.subscription import Subscription
-from ..topic.admission_core import backlog_bytes
+from ..topic.admission_core import compute_backlog_bytes
 from ..topic.statistics import analyze_backlog, count_unacknowledged, estimate_backlog, find_blocked_reason
 from ..topic.topic import Topic
 from .administration import call_operation_at_broker
 
 _LOG = logging.getLogger("magnetar.broker")
 
-OLDEST_S = 1.0
+OLDEST_READ_TIMEOUT_S = 1.0
 """Seconds that reading a subscription's oldest message may take."""
-HELD_KEYS_MAX, KEY_CHARACTERS_MAX = 10, 100
+SHOWN_HELD_KEYS_MAX, KEY_CHARACTERS_MAX = 10, 100
 """Held keys that statistics show, and how much of each."""
-STUCK_KEY_S = 60.0
+KEY_STUCK_AFTER_S = 60.0
 """Seconds after which a held key counts as stuck, as in deploy/prometheus/rules.yml and in the log of the SDK."""
 
 
@@ -143,11 +149,11 @@ def collect_transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHer
     """Returns what an open transaction has written to this topic and acknowledged in its subscriptions. The first field
     of the result is False if the transaction has nothing here."""
     subscriptions = tuple(
-        values.PendingOfTransaction(each.name, acks.entry_count, acks.up_to if acks.up_to != NOWHERE else None)
+        values.PendingOfTransaction(each.name, acks.entry_count, acks.up_to if acks.up_to != NO_POSITION else None)
         for each in topic.subscriptions.values()
         if each.cursor.pending is not None and (acks := each.cursor.pending.of.get(txn)) is not None
     )
-    found = topic.transactions.find_open_statistics(txn)
+    found = topic.transactions.find_open_transaction_stats(txn)
     if found is None:
         return values.TransactionHere(bool(subscriptions), None, 0, 0, False, 0, subscriptions)
     entries = found.entries, found.size, found.holds, found.waiting
@@ -179,13 +185,13 @@ async def collect_subscription_stats(
     filtering, redriven = describe_filter(subscription), subscription.expired.redriven
     return values.SubscriptionStats(
         name=subscription.name, type=_name(type_), durable=subscription.is_durable,
-        backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
+        backlog=backlog, backlog_bytes=compute_backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
         unacked=dispatcher.unacked, mark_delete=cursor.mark, read_position=dispatcher.read_position,
         acked_ranges=cursor.holes.hole_range_count if cursor.acked else 0,
         consumers=tuple(_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()),
         active_consumer=active.name if active is not None else "",
         blocked=find_blocked_reason(topic, subscription, backlog), blocked_on_unacked=dispatcher.full,
-        dispatch_throttled=subscription.pump.rates[0].throttled, replay_entries=dispatcher.replay_entries,
+        dispatch_throttled=subscription.pump.rates[0].throttled, replay_entries=dispatcher.redelivery_entry_count,
         key_shared_mode=states.KeyDistribution(keys.mode), allow_out_of_order_delivery=keys.out_of_order,
         draining=tuple(values.DrainingSlot(*each) for each in keys.draining), drained_total=keys.drained_total,
         delayed=delays.count if delays is not None else 0,
@@ -206,7 +212,7 @@ def list_held_keys(topic: Topic, subscription: Subscription) -> list[values.Held
     the longest held first. Reads nothing from bookies."""
     clock, found = topic.world.clock, list[values.HeldKey]()
     now_s, now_ms = clock.monotonic(), clock.wall_ms()
-    for each in subscription.dispatcher.policy.find_held_slots(now_s)[:HELD_KEYS_MAX]:
+    for each in subscription.dispatcher.policy.find_held_slots(now_s)[:SHOWN_HELD_KEYS_MAX]:
         consumer = subscription.consumers.get(each.holder.id)
         found.append(values.HeldKey(
             each.slot, _key_in_memory(topic, each.oldest, each.slot), each.holder.name,
@@ -245,7 +251,7 @@ async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
     """Returns the arrival time of the oldest unacknowledged message (ms since the epoch); 0 if there is none, or if it
     cannot be read within OLDEST_S seconds."""
     try:
-        async with asyncio.timeout(OLDEST_S):
+        async with asyncio.timeout(OLDEST_READ_TIMEOUT_S):
             return await topic.maintenance.oldest_arrival_ms(subscription) or 0
     except (MagnetarError, TimeoutError) as error:
         _LOG.debug("%s/%s: when its oldest message came is not known: %r", topic.name, subscription.name, error)
@@ -300,12 +306,12 @@ def collect_compaction_stats(topic: Topic) -> values.CompactionStatus:
     )  # fmt: skip
 
 
-OTHERS_S, AGAIN_S = 1.0, 2.0
+OTHER_BROKERS_WAIT_S, LATE_BROKERS_WAIT_S = 1.0, 2.0
 """Seconds to wait for other brokers, and for those that are asked again: a broker on a busy machine answers then. An
 overview with most of them is better than none."""
-LIMIT, LIMIT_MAX = 100, 200
+LISTED_TOPICS_DEFAULT, LISTED_TOPICS_MAX = 100, 200
 """Rows of a page: if the caller does not say, and at most. 200 take 40 KB."""
-SORTS = (
+SORT_FIELDS = (
     "backlog", "consumers", "oldest_ms", "producers", "rate_in", "rate_out", "storage_bytes", "subscriptions",
     "throughput_in", "throughput_out",
 )  # fmt: skip
@@ -328,7 +334,7 @@ class TopicPageQuery(NamedTuple):
 def measure_loop_busy() -> float:
     """Returns the share of the time during which the event loop of this process works, from 0 to 1; -1 if that is not
     measured."""
-    return HEARTBEAT.busy_ratio if HEARTBEAT.beat_at is not None else -1.0
+    return LOOP_HEARTBEAT.busy_ratio if LOOP_HEARTBEAT.beat_at is not None else -1.0
 
 
 class AnswersOfBrokers(NamedTuple, Generic[T]):
@@ -375,7 +381,7 @@ class ClusterSummaries:
         if members.away_ms or members.late:
             return MetadataDisk(0, 0)
         try:
-            async with asyncio.timeout(OTHERS_S):
+            async with asyncio.timeout(OTHER_BROKERS_WAIT_S):
                 return await self._broker.metadata.measure_disk() or MetadataDisk(0, 0)
         except (MagnetarError, TimeoutError) as error:
             _LOG.debug("the disk of the metadata is not known: %r", error)
@@ -389,22 +395,22 @@ class ClusterSummaries:
             return tuple(_row(facts, broker.endpoint) for facts in survey.largest[measure])
 
         return BrokerSummary(
-            broker.name, broker.endpoint, PRODUCT, broker.started_ms, measure_loop_busy(), PROCESS.connections,
-            survey.total.degraded, _sums("", survey.total),
+            broker.name, broker.endpoint, PRODUCT, broker.started_ms, measure_loop_busy(),
+            PROCESS_DESCRIPTORS.connections, survey.total.degraded, _sums("", survey.total),
             tuple(_sums(name, each) for name, each in sorted(survey.namespaces.items())),
             rows("traffic"), rows("backlog"), rows("age"), broker.world.own_token_ends_ms(), survey.full,
-            CERTIFICATES.find_first_end_ms(), me is not None and me.draining,
+            PROCESS_CERTIFICATES.find_first_end_ms(), me is not None and me.draining,
         )  # fmt: skip
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
         """Returns one page of the list of topics that are loaded at any broker. `here`: at this broker only. Raises
         InvalidRequest if the query's `limit` is not 0 to LIMIT_MAX (0: LIMIT), its `sort` is unknown, or its `after`
         does not fit."""
-        query = query._replace(limit=query.limit or LIMIT)
-        if not 1 <= query.limit <= LIMIT_MAX:
-            raise InvalidRequest(f"limit must be 1 to {LIMIT_MAX}, not {query.limit}")
-        if query.sort not in ("", "name", *SORTS):
-            raise InvalidRequest(f"sort must be name, {', '.join(SORTS)}, not {query.sort!r:.100}")
+        query = query._replace(limit=query.limit or LISTED_TOPICS_DEFAULT)
+        if not 1 <= query.limit <= LISTED_TOPICS_MAX:
+            raise InvalidRequest(f"limit must be 1 to {LISTED_TOPICS_MAX}, not {query.limit}")
+        if query.sort not in ("", "name", *SORT_FIELDS):
+            raise InvalidRequest(f"sort must be name, {', '.join(SORT_FIELDS)}, not {query.sort!r:.100}")
         key, after = _sort_key(query.sort), _parse_after(query)
         mine = await self._page(query, key, after)
         if here:
@@ -434,7 +440,7 @@ class ClusterSummaries:
         broker = self._broker
         await broker.survey.run_survey()  # the rates are those of a walk
         found = list[BundleRow]()
-        for path, sums in (await broker.sum_bundles()).items():
+        for path, sums in (await broker.sum_traffic_by_bundle()).items():
             place = paths.parse_bundle_owner(path)
             if place is not None and name in (None, NamespaceName.parse(place[0])):
                 rates = sums.rate_in, sums.rate_out, sums.throughput_in, sums.throughput_out
@@ -456,8 +462,8 @@ class ClusterSummaries:
             rows = [_row(measure_topic(each), broker.endpoint) for each in later[: query.limit]]
             return TopicPage(tuple(rows), _next(query, rows) if len(later) > len(rows) else "", len(fitting), ())
         found = list[TopicRow]()
-        for start in range(0, len(fitting), STRIDE):
-            for each in fitting[start : start + STRIDE]:
+        for start in range(0, len(fitting), TOPICS_PER_CLOCK_READ):
+            for each in fitting[start : start + TOPICS_PER_CLOCK_READ]:
                 row = _row(measure_topic(each), broker.endpoint)
                 if after is None or key(row) > after:
                     found.append(row)
@@ -476,7 +482,7 @@ class ClusterSummaries:
 
         async def ask(name: str, endpoint: str) -> T | None:
             again = False
-            for wait_s in (OTHERS_S, AGAIN_S):
+            for wait_s in (OTHER_BROKERS_WAIT_S, LATE_BROKERS_WAIT_S):
                 try:
                     async with asyncio.timeout(wait_s):
                         answer = await call_operation_at_broker(
@@ -579,7 +585,7 @@ def _parse_after(query: TopicPageQuery) -> tuple[float, str] | None:
 # --------------------------------------------------------------------------------------------------------- why
 
 
-ENDS = {
+HOW_BLOCK_ENDS = {
     Blocked.NO_CONSUMER: "A consumer has to connect; or delete the subscription if nothing reads it any more, for it "
     "keeps what it has not acknowledged.",
     Blocked.NO_PERMITS: "Its consumers ask for no more messages: they work on what they have, or wait. Add consumers, "
@@ -618,9 +624,11 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
     sentences = list[str]()
     waits = blocked is Blocked.OPEN_TRANSACTION
     stuck = waits or (backlog > 0 and blocked not in (Blocked.NO, Blocked.CAUGHT_UP))
-    held_keys = [each for each in list_held_keys(topic, subscription) if now_ms - each.since_ms >= STUCK_KEY_S * 1000]
+    held_keys = [
+        each for each in list_held_keys(topic, subscription) if now_ms - each.since_ms >= KEY_STUCK_AFTER_S * 1000
+    ]
     if stuck:
-        sentences += [f"{str(blocked).capitalize()}.", ENDS.get(blocked, "")]
+        sentences += [f"{str(blocked).capitalize()}.", HOW_BLOCK_ENDS.get(blocked, "")]
     if waits:
         sentences.append(_describe_waiting_for_transaction(topic))
     elif stuck:
@@ -816,7 +824,7 @@ def explain_kept_ledgers(topic: Topic) -> WhyKept:
     return WhyKept(tuple(found))
 
 
-def _index_sentence(topic: Topic, span: Span) -> str:
+def _index_sentence(topic: Topic, span: LedgerSpan) -> str:
     """Returns the sentence about the key index of a sealed ledger; "" while the policy is off."""
     indexes = topic.key_indexes
     if span.open or not indexes.is_on:

@@ -23,14 +23,14 @@ from ...proto.schema import Compatibility, SchemaInfo, SchemaVersion
 from ...runtime.access import Principal
 from ...runtime.alarm import EventLoopSlices
 from ..access.authorizer import may_call_every_operation
-from ..cluster.policy_cache import Told, TopicAdded, TopicRemoved, TopicsListed
+from ..cluster.policy_cache import TopicAdded, TopicListChange, TopicRemoved, TopicsListed
 from ..cluster.schema_registry import SchemaPolicies
 from ..common.refusals import check_incarnation
 from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
-from .backlogs import find_acked_entry_before, find_first_unacked_index
+from .backlogs import find_cumulative_ack_before, find_first_unacked_index
 
-TIMES_MAX = 1000
+ASKED_TIMES_MAX = 1000
 """Most timestamps in one request for offsets: each costs some reads."""
 
 
@@ -121,8 +121,8 @@ class TopicQueries:
         broker may not answer for the topic now; and the errors of reading the log and of
         `SubscriptionRegistry.subscribe`.
         """
-        if len(times_ms) > TIMES_MAX:
-            raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
+        if len(times_ms) > ASKED_TIMES_MAX:
+            raise InvalidRequest(f"{len(times_ms)} times in one request are more than {ASKED_TIMES_MAX}")
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         shape, reader = topic.shown.shape, topic.shown.reader
@@ -162,30 +162,31 @@ class TopicQueries:
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription = topic.find_subscription(subscription_name)
-        acked = await find_acked_entry_before(topic.shown, index, whole=False)
+        acked = await find_cumulative_ack_before(topic.shown, index, whole=False)
         if acked is not None:
             subscription.ack_cumulative(None, acked)
         await subscription.wait_durable()
 
     async def watch_topics(
         self, namespace: NamespaceName, after_revision: int, principal: Principal
-    ) -> AsyncIterator[Told]:
+    ) -> AsyncIterator[TopicListChange]:
         """Yields the list of the namespace's topics that the caller may look up, and then each change of this list,
         without a gap. `after_revision`: the revision of the list that the caller has already; then only the later
         changes are yielded.
 
         For a caller that may not look up all topics, `after_revision` is ignored: it always gets the list first. Topics
         that it may look up only after a later grant are not reported; it must watch again. The removal of a topic is
-        reported only if the topic was reported before. Raises the errors of `TopicWatcher.watch_namespace`, and
-        Unavailable if the grants cannot be read; then the caller must watch again.
-        """
+        reported only if the topic was reported before. Raises the errors of `TopicWatcher.watch_topics_of_namespace`,
+        and Unavailable if the grants cannot be read; then the caller must watch again. """
         if may_call_every_operation(principal):
-            async for told in self._broker.make_topic_watcher().watch_namespace(namespace, after_revision):
+            async for told in self._broker.make_topic_watcher().watch_topics_of_namespace(namespace, after_revision):
                 yield told
             return
         known: set[str] = set()
         tell_missing = await self._broker.access.is_administrator(principal, namespace.tenant)
-        async for told in self._broker.make_topic_watcher().watch_namespace(namespace, 0, tell_missing=tell_missing):
+        async for told in self._broker.make_topic_watcher().watch_topics_of_namespace(
+            namespace, 0, tell_missing=tell_missing
+        ):
             shown = await self._broker.access.make_topic_filter(principal, namespace)
             if isinstance(told, TopicsListed):
                 known = {name for name in told.names if shown(name)}
@@ -253,7 +254,7 @@ class SchemaQueries:
         that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid, NotAllowed if there are too
         many bytes to compare, TenantNotFound or NamespaceNotFound if the namespace does not exist."""
         mode = (await self._rules(topic)).compatibility
-        return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
+        return SchemaVerdict(await self._broker.schemas.why_schema_refused(topic, info, mode) or "", mode)
 
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Marks all schema versions of the topic as deleted; with `force`, also deletes their definitions. Returns the

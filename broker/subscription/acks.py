@@ -31,12 +31,12 @@ from ..common.refusals import AckRefusal
 from ..log.log_shape_core import LogShape
 from .core import pending_acks
 from .core.cursor import Cursor
-from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, PartialBatch, TxnAcks
+from .core.cursor_state import BATCH_INDEXES_MAX, NO_POSITION, PartlyAckedBatch, TxnAcks
 from .core.dispatch import Dispatcher
 from .core.pending_acks import ENTRIES_MAX, SettledAcks, TransactionalAckConflict, TransactionalAckRefused
 from .core.policy import NO_HIDDEN_MESSAGES, Member
 
-MARK_ENTRIES = 1000
+MARKED_ENTRIES_PER_SLICE = 1000
 """Outstanding entries that one step of a cumulative acknowledgement, or of a search, handles: about a millisecond."""
 
 
@@ -249,7 +249,7 @@ class SubscriptionAcks:
         cannot be parsed."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
-            if not number % MARK_ENTRIES:
+            if not number % MARKED_ENTRIES_PER_SLICE:
                 yield []
             entries = parse_entry_ids(each.entries)
             if each.ledger_id in wanted:
@@ -259,19 +259,19 @@ class SubscriptionAcks:
         outstanding = member.outstanding
         if sum(map(len, wanted.values())) <= len(outstanding):
             named = (Position(id_, entry_id) for id_, entries in wanted.items() for entry_id in entries)
-            while some := list(islice(named, MARK_ENTRIES)):
+            while some := list(islice(named, MARKED_ENTRIES_PER_SLICE)):
                 yield [each for each in some if each in outstanding]
         else:
             every = iter(list(outstanding))
-            while some := list(islice(every, MARK_ENTRIES)):
+            while some := list(islice(every, MARKED_ENTRIES_PER_SLICE)):
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
     def split_cumulative_ack_into_steps(self, member: Member, mark: Position) -> Iterator[Position]:
         """Yields positions before `mark`, at distances of MARK_ENTRIES outstanding entries. The caller must acknowledge
         cumulatively up to each of them before it takes the next, so that a large cumulative acknowledgement is applied
         in steps. Yields nothing if the outstanding entries are few or not in log order."""
-        while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
-            step = next(islice(member.outstanding, MARK_ENTRIES, None))
+        while len(member.outstanding) > MARKED_ENTRIES_PER_SLICE and not member.reordered:
+            step = next(islice(member.outstanding, MARKED_ENTRIES_PER_SLICE, None))
             if step >= mark:
                 return
             yield step
@@ -328,7 +328,7 @@ def parse_entry_ids(data: bytes) -> BitMap:
 # tests/broker/subscription/test_acks_in_transactions.py, tests/broker/subscription/core/test_dispatch_walk.py.
 
 
-STEP_ENTRIES = 100
+ACKED_ENTRIES_PER_STEP = 100
 """Acknowledged entries that are collected in one step: some tenths of a millisecond."""
 
 
@@ -346,7 +346,7 @@ class TransactionalAcks(SubscriptionAcks):
         iterates, and may let other tasks run in between. Raises InvalidRequest if an acknowledged entry is after the
         last entry of the log, or a set cannot be parsed; TransactionConflict if an entry was trimmed."""
         entries = iter(entries)
-        while some := list(islice(entries, STEP_ENTRIES)):
+        while some := list(islice(entries, ACKED_ENTRIES_PER_STEP)):
             for position, bits in some:
                 self._check_there(position)
                 wanted.add(position, self._checked(position, bits) if bits else 0)
@@ -383,7 +383,7 @@ class TransactionalAcks(SubscriptionAcks):
             raise _conflict(TransactionalAckRefused(TransactionalAckConflict.RESTARTED, cumulative.position))
         if rest and (clash := pending_acks.find_repeated_acks(cursor, txn, wanted)) is not None:
             raise _conflict(clash)
-        asked, named = wanted, NOWHERE
+        asked, named = wanted, NO_POSITION
         if cumulative is not None or wanted.parts or member.unshown or cursor.has_partial_batches:
             asked = self._exact(member, wanted, rest=rest)
         if cumulative is not None:
@@ -409,7 +409,7 @@ class TransactionalAcks(SubscriptionAcks):
                 dispatcher.on_acked(member, position)
             else:
                 dispatcher.on_messages_acked(member, position, part.bits.bit_count())
-        if new.up_to != NOWHERE:
+        if new.up_to != NO_POSITION:
             dispatcher.on_acked_up_to(max(new.up_to, cursor.mark))
         return True
 
@@ -425,7 +425,7 @@ class TransactionalAcks(SubscriptionAcks):
             bits = self._shown(member, position) if rest else (1 << self._size(member, position)) - 1
             if bits:
                 exact.entries[position[0]].discard(position[1])
-                exact.parts[position] = PartialBatch(bits, self._size(member, position))
+                exact.parts[position] = PartlyAckedBatch(bits, self._size(member, position))
         for position, part in wanted.parts.items():
             if not wanted.has_entry(position):
                 self._add_part(member, position, part.bits, exact)
@@ -439,7 +439,7 @@ class TransactionalAcks(SubscriptionAcks):
         if bits == everything and size and not self._cursor.acked_or_pending_bits(position):
             exact.add(position)
         elif bits:
-            exact.parts[position] = PartialBatch(bits, size)
+            exact.parts[position] = PartlyAckedBatch(bits, size)
 
     def _add_cumulative(self, member: Member, acked: AckedEntry, exact: TxnAcks) -> None:
         """Adds a cumulative acknowledgement to `exact`. Raises TransactionConflict if its entry was trimmed;
@@ -451,7 +451,7 @@ class TransactionalAcks(SubscriptionAcks):
             length, size = self._checked(position, bits).bit_length(), self._size(member, position)
             if not size or length < size:
                 exact.up_to = self._shape.position_before(position)
-                exact.parts[position] = PartialBatch((1 << length) - 1, size)
+                exact.parts[position] = PartlyAckedBatch((1 << length) - 1, size)
 
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...proto.errors import MagnetarError
-from ...runtime.access import LOCAL, Principal
+from ...runtime.access import LOCAL_PRINCIPAL, Principal
 from .core.dispatch import Delivery
 from .core.policy import Member
 
@@ -84,7 +84,8 @@ class Consumer:
     )  # fmt: skip
 
     def __init__(
-        self, member: Member, outlet: ConsumerOutlet, *, address: str, instance: str, principal: Principal = LOCAL,
+        self, member: Member, outlet: ConsumerOutlet, *, address: str, instance: str,
+        principal: Principal = LOCAL_PRINCIPAL,
         client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.client = client  # its name and version, as it says

@@ -50,19 +50,19 @@ from ...proto.versions import CURSOR, check_format
 from .core.cursor import Cursor
 from .core.cursor_state import (
     BATCH_INDEXES_MAX,
-    NOTE_KEY,
-    NOWHERE,
+    COMMIT_NOTE_KEY,
+    NO_POSITION,
     CursorChunkKey,
     CursorChunkKind,
     CursorState,
-    PartialBatch,
+    PartlyAckedBatch,
     PendingAcks,
     RedeliveryCount,
     TxnAcks,
 )
 
-MAGIC = b"MC"
-CHUNK_BYTES = 1 << 20
+CURSOR_MAGIC = b"MC"
+CHUNK_BYTES_MAX = 1 << 20
 """Largest body of an entry: far below the largest entry, large enough that nearly every chunk is one."""
 
 _HEAD = struct.Struct(">2sBBQqIII")
@@ -73,12 +73,12 @@ _ROW = struct.Struct(">BqIQqII")
 _PARTIAL = struct.Struct(">qII")
 _REDELIVERED = struct.Struct(">qIQ")
 _TXN = struct.Struct(">HQqq")
-VERSIONS = {CursorChunkKind.PENDING: 2, CursorChunkKind.NOTE: 3}
+VERSION_BY_KIND = {CursorChunkKind.PENDING: 2, CursorChunkKind.NOTE: 3}
 """Kind → the version of its chunks, and of a marker that names one."""
-OLDEST = 1
+OLDEST_VERSION = 1
 """The version of all else, which every Magnetar reads."""
-HEAD_BYTES = _HEAD.size + _CRC.size
-MARKER = 0
+ENTRY_HEAD_BYTES = _HEAD.size + _CRC.size
+MARKER_KIND = 0
 
 
 class DamagedCursorState(ValueError):
@@ -111,7 +111,7 @@ class CursorPiece(NamedTuple):
     @property
     def is_last_piece(self) -> bool:
         """True if this is the last piece of a marker, which completes a write of the state."""
-        return self.kind == MARKER and self.piece == self.pieces - 1
+        return self.kind == MARKER_KIND and self.piece == self.pieces - 1
 
     def is_piece_of_chunk(self, key: CursorChunkKey, row: CursorChunkPlace, piece: int) -> bool:
         """Returns True if this is piece number `piece` of the chunk `key`. `row`: the place of the chunk, as the marker
@@ -123,7 +123,7 @@ class CursorPiece(NamedTuple):
 def encode_cursor_chunk(key: CursorChunkKey, sequence: int, body: bytes) -> list[bytes]:
     """Returns the ledger entries that store the chunk `key` with the content `body`, in the order in which the caller
     must append them. `sequence`: the number of the write."""
-    version = VERSIONS.get(key.kind, OLDEST)
+    version = VERSION_BY_KIND.get(key.kind, OLDEST_VERSION)
     return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
@@ -132,15 +132,15 @@ def encode_marker(mark: Position, rows: Mapping[CursorChunkKey, CursorChunkPlace
     places of all valid chunks; `sequence`: the number of the write."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
-    version = max((VERSIONS.get(key.kind, OLDEST) for key in rows), default=OLDEST)
-    return _encode(version, MARKER, 0, 0, sequence, b"".join(parts))
+    version = max((VERSION_BY_KIND.get(key.kind, OLDEST_VERSION) for key in rows), default=OLDEST_VERSION)
+    return _encode(version, MARKER_KIND, 0, 0, sequence, b"".join(parts))
 
 
 def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, body: bytes) -> list[bytes]:
-    pieces = [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)] or [b""]
+    pieces = [body[start : start + CHUNK_BYTES_MAX] for start in range(0, len(body), CHUNK_BYTES_MAX)] or [b""]
     entries = []
     for number, piece in enumerate(pieces):
-        head = _HEAD.pack(MAGIC, version, kind, sequence, ledger_id, block, number, len(pieces))
+        head = _HEAD.pack(CURSOR_MAGIC, version, kind, sequence, ledger_id, block, number, len(pieces))
         entries.append(b"".join((head, _CRC.pack(crc32c(head + piece)), piece)))
     return entries
 
@@ -164,7 +164,7 @@ def encode_cursor_chunk_body(key: CursorChunkKey, cursor: Cursor) -> bytes:
     return b"".join(parts)
 
 
-def _partial_row(position: Position, partial: PartialBatch) -> tuple[bytes, bytes]:
+def _partial_row(position: Position, partial: PartlyAckedBatch) -> tuple[bytes, bytes]:
     bits = partial.bits.to_bytes((partial.bits.bit_length() + 7) // 8, "little")
     return _PARTIAL.pack(position[1], partial.size, len(bits)), bits
 
@@ -198,7 +198,7 @@ def _txn_row(txn: TxnId, acks: TxnAcks, key: CursorChunkKey) -> bytes:
     if some:
         some.run_optimize()
     whole, partials = some.serialize() if some else b"", b"".join(rows)
-    head = _TXN.pack(*txn, *(acks.up_to if here else NOWHERE))
+    head = _TXN.pack(*txn, *(acks.up_to if here else NO_POSITION))
     return b"".join((head, _COUNT.pack(len(whole)), whole, _COUNT.pack(len(partials)), partials))
 
 
@@ -219,11 +219,11 @@ def encode_snapshot(entries: list[bytes]) -> bytes:
 def decode_piece(entry: bytes) -> CursorPiece:
     """Decodes one entry of a cursor ledger, and returns it. Raises DamagedCursorState if the entry is damaged;
     NewerFormat if a later version of Magnetar wrote it."""
-    if len(entry) < HEAD_BYTES:
+    if len(entry) < ENTRY_HEAD_BYTES:
         raise DamagedCursorState(f"{len(entry)} bytes are too few for a cursor entry")
-    if entry[:2] != MAGIC:
+    if entry[:2] != CURSOR_MAGIC:
         raise DamagedCursorState("not a cursor entry")
-    body = entry[HEAD_BYTES:]
+    body = entry[ENTRY_HEAD_BYTES:]
     if crc32c(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
         raise DamagedCursorState("checksum does not match")
     check_format(CURSOR, entry[2], "a cursor ledger")
@@ -252,7 +252,7 @@ def decode_marker(body: bytes) -> tuple[Position, dict[CursorChunkKey, CursorChu
     return mark, rows
 
 
-def add_chunk(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
+def decode_chunk_into_state(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
     """Decodes the content `body` of the chunk `key`, and adds it to the state. Raises DamagedCursorState if `body` is
     damaged."""
     try:
@@ -271,7 +271,7 @@ def add_chunk(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
         raise DamagedCursorState(f"a chunk ends early: {error}") from error
 
 
-def _partials(key: CursorChunkKey, body: bytes) -> Iterator[tuple[Position, PartialBatch]]:
+def _partials(key: CursorChunkKey, body: bytes) -> Iterator[tuple[Position, PartlyAckedBatch]]:
     offset = 0
     while offset < len(body):
         entry_id, messages, size = _PARTIAL.unpack_from(body, offset)
@@ -279,7 +279,7 @@ def _partials(key: CursorChunkKey, body: bytes) -> Iterator[tuple[Position, Part
         if not size or offset + size > len(body) or size * 8 > BATCH_INDEXES_MAX + 8:
             raise DamagedCursorState(f"{size} bytes of bits at {offset} of {len(body)}")
         bits = int.from_bytes(body[offset : offset + size], "little")
-        yield _inside(key, entry_id), PartialBatch(bits, messages)
+        yield _inside(key, entry_id), PartlyAckedBatch(bits, messages)
         offset += size
 
 
@@ -303,7 +303,7 @@ def _add_pending(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
 
 
 def _add_note(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
-    if key != NOTE_KEY or not body:
+    if key != COMMIT_NOTE_KEY or not body:
         raise DamagedCursorState(f"a note of {len(body)} bytes in block {key.block} of ledger {key.ledger_id}")
     state.note = body
 
@@ -345,7 +345,7 @@ def decode_snapshot(data: bytes) -> CursorState:
         offset += _COUNT.size
         pieces.append(decode_piece(data[offset : offset + size]))
         offset += size
-    if not pieces or pieces[-1].kind != MARKER:
+    if not pieces or pieces[-1].kind != MARKER_KIND:
         raise DamagedCursorState("a snapshot without a marker")
     last = pieces[-1]
     mark, rows = decode_marker(b"".join(each.body for each in pieces[-last.pieces :]))
@@ -354,7 +354,7 @@ def decode_snapshot(data: bytes) -> CursorState:
         chunk = pieces[row.first_entry : row.first_entry + row.pieces]
         if len(chunk) != row.pieces or not all(each.is_piece_of_chunk(key, row, at) for at, each in enumerate(chunk)):
             raise DamagedCursorState("a chunk is missing in a snapshot")
-        add_chunk(state, key, b"".join(each.body for each in chunk))
+        decode_chunk_into_state(state, key, b"".join(each.body for each in chunk))
     return state
 
 

@@ -38,7 +38,7 @@ from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarErro
 from ...proto.names import Position, TopicName
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
-from ..common.config import BrokerConfig, Policy
+from ..common.config import BrokerConfig, GetReplicationPolicy
 from ..common.retry import retry_until_done
 from ..log.log_shape_core import LogShape
 from ..log.managed_ledger import TopicFenced, make_claim_check
@@ -50,15 +50,15 @@ from .core.positions import CursorLedgerBounds, CursorWrite, CursorWritePlanner
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
 
-RETRY_S = 0.5
+STORE_RETRY_S = 0.5
 """Seconds between two tries to write a state when bookies or metadata do not answer."""
-CLAIMS_MAX = 16
+CURSOR_CLAIMS_MAX = 16
 """Subscriptions that are claimed in one commit with their topic: most topics have fewer."""
-READS_MAX = 16
+CURSOR_READS_AT_ONCE = 16
 """Chunks that are read at once when a cursor is opened."""
 
 
-Told = Callable[[MagnetarError | None], None]
+OnCursorStored = Callable[[MagnetarError | None], None]
 """Called once: with None when the state is durable, else with the error for which that is not known."""
 
 
@@ -72,7 +72,7 @@ def make_subscription_claim_changes(topic: TopicName, record: TopicRecord, claim
     at most CLAIMS_MAX of them. The caller commits them together with the claim of the topic, so that opening a topic
     takes one commit instead of two. `DurableCursor.open` claims the other subscriptions."""
     changes: list[NodeUpdate] = []
-    for name in (record.subscriptions or ())[:CLAIMS_MAX]:
+    for name in (record.subscriptions or ())[:CURSOR_CLAIMS_MAX]:
         path = cursor_path(topic, name)
         changes.append(NodeUpdate(path, partial(_claimed, path, claim)))
     return changes
@@ -104,7 +104,8 @@ class DurableCursor:
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName,
-        subscription: str, *, replication: Policy, on_fenced: Callable[[MagnetarError], None], claim: str = "",
+        subscription: str, *, replication: GetReplicationPolicy, on_fenced: Callable[[MagnetarError], None],
+        claim: str = "",
     ) -> None:  # fmt: skip
         self.topic = topic
         self.subscription = subscription
@@ -121,8 +122,8 @@ class DurableCursor:
         self._ledger_client, self._replication = ledgers, replication
         self._ledger_used: SnapshotLedger[stored.CursorPiece] | None = None
         self._log: CursorWritePlanner | None = None  # the valid chunks of the ledger; None: nothing was written
-        self._waiting: list[Told] | None = None  # for the next write
-        self._served: Sequence[Told] = ()  # by the write in flight
+        self._waiting: list[OnCursorStored] | None = None  # for the next write
+        self._served: Sequence[OnCursorStored] = ()  # by the write in flight
         self._tasks: Tasks | None = None  # most topics have none
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -227,7 +228,7 @@ class DurableCursor:
         Raises DamagedCursorState or DataLost if a chunk cannot be read."""
         body = b"".join(each.body for each in pieces)
         mark, rows = stored.decode_marker(body)
-        state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
+        state, reads = CursorState(mark), asyncio.Semaphore(CURSOR_READS_AT_ONCE)
 
         async def chunk(key: CursorChunkKey, row: stored.CursorChunkPlace) -> None:
             async with reads:
@@ -236,7 +237,7 @@ class DurableCursor:
                 ]
             if not all(each.is_piece_of_chunk(key, row, at) for at, each in enumerate(found)):
                 raise stored.DamagedCursorState(f"{key} is not at entry {row.first_entry}")
-            stored.add_chunk(state, key, b"".join(each.body for each in found))
+            stored.decode_chunk_into_state(state, key, b"".join(each.body for each in found))
 
         outcomes = await asyncio.gather(*(chunk(*each) for each in rows.items()), return_exceptions=True)
         for outcome in outcomes:
@@ -292,11 +293,11 @@ class DurableCursor:
     # ------------------------------------------------------------------ buckets of delayed entries
     # (broker/subscription/delays.py)
     @property
-    def buckets(self) -> tuple[DelayBucket, ...]:
+    def delay_buckets(self) -> tuple[DelayBucket, ...]:
         """The buckets with delayed entries that the subscription's record names."""
         return self._record.delays
 
-    async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
+    async def store_delay_bucket_changes(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
         """Adds the buckets `add` of delayed entries to the subscription's record, and removes those in the ledgers
         `remove`, durably. Raises TopicFenced if another broker has claimed the subscription; SubscriptionNotFound if it
         is deleted; and the errors of the metadata. If the outcome is unknown, the caller may repeat the call."""
@@ -314,7 +315,7 @@ class DurableCursor:
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
-    def make_durable_future(self) -> asyncio.Future[None]:
+    def make_acks_durable_future(self) -> asyncio.Future[None]:
         """Returns a future that completes when everything that was acknowledged before this call is durable. It fails
         with TopicFenced if another broker has claimed the subscription or this object is closed, and with the error of
         a write that fails for good."""
@@ -331,10 +332,10 @@ class DurableCursor:
         self.call_when_durable(tell)
         return future
 
-    def call_when_durable(self, tell: Told) -> None:
+    def call_when_durable(self, tell: OnCursorStored) -> None:
         """Calls the function `tell` once, possibly before this method returns: with None when everything that was
-        acknowledged before this call is durable, or with an error as `make_durable_future` does. `tell` must not raise.
-        With very many callers this costs less than futures."""
+        acknowledged before this call is durable, or with an error as `make_acks_durable_future` does. `tell` must not
+        raise. With very many callers this costs less than futures."""
         if not self.cursor.has_unstored_changes:
             tell(None)
         elif self._closed:
@@ -382,7 +383,7 @@ class DurableCursor:
     async def _write_until_stored(self) -> None:
         await retry_until_done(
             self._write, self._world.clock, _LOG, f"{self.topic}/{self.subscription}: state not stored yet",
-            pause_s=RETRY_S, ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
+            pause_s=STORE_RETRY_S, ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
         )  # fmt: skip
 
     async def _write(self) -> None:
@@ -396,7 +397,7 @@ class DurableCursor:
             assert write is not None, "a roll stores or raises"
             self._log = log
         self.writes += 1
-        self.cursor.on_stored(write.version, write.mark)
+        self.cursor.on_state_stored(write.version, write.mark)
 
     def _bounds(self) -> CursorLedgerBounds:
         config = self._config
@@ -459,7 +460,7 @@ class DurableCursor:
             if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
                 async with asyncio.timeout(self._config.close_timeout_s):
                     if not await self._put_snapshot() and self.cursor.has_unstored_changes:
-                        await self.make_durable_future()
+                        await self.make_acks_durable_future()
         except TimeoutError:
             _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
         finally:
@@ -491,7 +492,7 @@ class DurableCursor:
             _LOG.warning("%s/%s: no snapshot: %s", self.topic, self.subscription, error)
             self._closed = False
             return False
-        cursor.on_stored(write.version, write.mark)
+        cursor.on_state_stored(write.version, write.mark)
         return True
 
     async def delete(self) -> None:

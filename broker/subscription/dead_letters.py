@@ -86,14 +86,14 @@ from .cursors import DurableCursor
 # tests: tests/broker/subscription/test_letters_of_chunks.py, tests/broker/subscription/core/test_chunk_runs.py.
 
 
-WINDOW_ENTRIES = 256
+SEARCH_WINDOW_ENTRIES = 256
 """Entries that one step of a backward search reads."""
-READ_BYTES = 1 << 20
-REPEATED_ENTRIES = 2000
+LOG_READ_BYTES = 1 << 20
+REPEATED_ENTRIES_MAX = 2000
 SEARCH_ENTRIES_MAX = 200_000
 """Entries that one search reads, in both directions and of all messages that it looks for: some seconds. A chunk that
 is not found by then counts as missing. A skip or seek among chunks of very many foreign messages costs no more."""
-INCOMPLETE_MS = 3_600_000
+INCOMPLETE_GIVEN_UP_MS = 3_600_000
 """Milliseconds without a chunk after which an incomplete message at the end of the log has no producer any more."""
 
 
@@ -129,12 +129,12 @@ async def find_whole_message(
     run, last = find_chunk_run_at(found, entry.position)
     if run.whole:
         return run
-    if run.chunks and last and not went_on and search.at_end and now_ms - latest_ms < INCOMPLETE_MS:
+    if run.chunks and last and not went_on and search.at_end and now_ms - latest_ms < INCOMPLETE_GIVEN_UP_MS:
         raise Unavailable(f"the message of the chunk {entry.position} is not complete yet")
     return None
 
 
-async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
+async def find_chunks_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
     """Returns the complete chunked messages of which some chunks are at or before `mark`, and some are after it.
     Searches only the messages of the entry at the mark, and of the entries after it that one read returns. A message
     with a lost or missing chunk is not complete. Raises Unavailable if bookies do not answer."""
@@ -146,7 +146,7 @@ async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[Me
     following = shape.next_unskipped_position(shape.position_after(mark))
     if shape.has_visible_entry(following):
         with suppress(DataLost):
-            entries += await log.reader.read(following, READ_BYTES)
+            entries += await log.reader.read(following, LOG_READ_BYTES)
     for entry in entries:
         if not entry.chunk_of or entry.chunk_of in seen or budget.left <= 0:
             continue
@@ -164,14 +164,14 @@ async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Positi
     """Returns the positions of the chunks after `mark` of those messages whose first chunks are at or before `mark`.
     The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole. Raises
     Unavailable if bookies do not answer."""
-    return [place for run in await find_messages_across_mark(log, mark) for place in run.places if place > mark]
+    return [place for run in await find_chunks_across_mark(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, or, if `mark` is inside a chunked message, the position before this message. So a consumer that
     seeks to `mark` receives all chunks of the message. Raises Unavailable if bookies do not answer."""
     return min(
-        [mark, *(log.shape.position_before(run.places[0]) for run in await find_messages_across_mark(log, mark))]
+        [mark, *(log.shape.position_before(run.places[0]) for run in await find_chunks_across_mark(log, mark))]
     )
 
 
@@ -203,7 +203,7 @@ class _Search:
         end = self._entry.position
         while left > 0 and (last := shape.position_before(end)) > mark and last < end and last.entry_id >= 0:
             first = max(
-                Position(last.ledger_id, max(0, last.entry_id - WINDOW_ENTRIES + 1)), shape.position_after(mark)
+                Position(last.ledger_id, max(0, last.entry_id - SEARCH_WINDOW_ENTRIES + 1)), shape.position_after(mark)
             )
             window = [each async for each in self._read(first, last)]
             self._budget.left -= len(window)
@@ -213,7 +213,7 @@ class _Search:
                     chunk = self.chunk(each)
                     found.append(chunk)
                     if chunk.number == 0:
-                        left = min(left, REPEATED_ENTRIES)
+                        left = min(left, REPEATED_ENTRIES_MAX)
                 elif self.is_from_same_producer(each):
                     left = 0
                     break
@@ -236,7 +236,7 @@ class _Search:
         shape = self._log.shape
         position = shape.next_unskipped_position(first)
         while position <= last and shape.has_visible_entry(position):
-            for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
+            for each in await self._log.reader.read(position, LOG_READ_BYTES, last.entry_id):
                 yield each
                 position = shape.next_unskipped_position(shape.position_after(each.position))
             if once:
@@ -248,23 +248,23 @@ class _Search:
 
 _LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
 
-PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
-STORED_MS = 3_600_000
+DEAD_LETTER_RETRY_S, RETRY_PAUSE_S_MAX = 1.0, 60.0
+UNSTORED_COUNT_HOLD_MS = 3_600_000
 """For how many ms at most an entry is held back until its redelivery count is stored."""
 ORDERED_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Back-off of an entry that failed, where it holds back what follows it and no policy has a ladder: it is tried soon,
 and then seldom."""
-STEPS = ("read", "publish", "acknowledge", "store")
-GROUP_BYTES = 4 << 20
+DEAD_LETTER_STEPS = ("read", "publish", "acknowledge", "store")
+LETTER_GROUP_BYTES = 4 << 20
 """Bytes of a message in chunks that are in memory at a time, and one chunk more."""
-Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int], Awaitable[object]]
+ForwardLetters = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int], Awaitable[object]]
 """Publishes copies of messages: (the source topic and its incarnation, the target topic, the producer name, the
 messages as client-parts, a number by which the partition is chosen)."""
 
 
 NO_FAILURES: Mapping[Position, Failure] = {}
 """What no consumer has said. One for all subscriptions: never add to it."""
-FAILURES_MAX = 200
+KEPT_FAILURES_MAX = 200
 """Failures that are remembered of a subscription: 800 KB at most."""
 
 
@@ -282,7 +282,7 @@ class HeldBackEntries:
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
         clock: Clock, *, topic: TopicName, applied: AppliedPolicies, incarnation: int,
-        forward: Forward, wake: Callable[[], None],
+        forward: ForwardLetters, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.letters = 0  # entries that were moved
         self.failures: Mapping[Position, Failure] = NO_FAILURES  # why entries were given back last
@@ -318,7 +318,7 @@ class HeldBackEntries:
         ).resolve_for_subscription(self._topic, self._subscription)
 
     @property
-    def is_active(self) -> bool:
+    def may_hold_back_entries(self) -> bool:
         """True if entries that are given back may have to wait for a back-off, or may become dead letters. If False,
         the caller only needs to count the redelivery."""
         return self._dispatcher.ordered or self.must_count_disconnect_as_redelivery
@@ -329,14 +329,14 @@ class HeldBackEntries:
         it."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
-    def remember_failures(self, failures: Mapping[Position, Failure]) -> None:
+    def record_failure_reasons(self, failures: Mapping[Position, Failure]) -> None:
         """Stores in memory why consumers gave entries back, by position. Keeps the last FAILURES_MAX of them, for
         entries that are not acknowledged. A new owner of the topic does not have them."""
         kept = {position: each for position, each in self.failures.items() if position not in failures}
-        kept |= {position: each.bounded() for position, each in failures.items()}
-        if len(kept) > FAILURES_MAX:
+        kept |= {position: each.cut_long_texts() for position, each in failures.items()}
+        if len(kept) > KEPT_FAILURES_MAX:
             kept = {position: each for position, each in kept.items() if not self._cursor.is_acked_or_pending(position)}
-        self.failures = dict(islice(kept.items(), max(0, len(kept) - FAILURES_MAX), None))
+        self.failures = dict(islice(kept.items(), max(0, len(kept) - KEPT_FAILURES_MAX), None))
 
     def on_entries_returned(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
         """Called before the dispatcher takes back the entries at `positions`. Counts a redelivery of each entry; a task
@@ -350,7 +350,7 @@ class HeldBackEntries:
             until_ms = 0 if dead or at_once else now_ms + self._wait_ms(policy, times)
             self._cursor.count_redelivery(position, until_ms)
             if dead or not at_once:
-                self.held.add(position, None if dead else now_ms + STORED_MS)  # until it is stored
+                self.held.add(position, None if dead else now_ms + UNSTORED_COUNT_HOLD_MS)  # until it is stored
         if counted:
             self._spawn(self._stored(counted), "store of redelivery counts")
 
@@ -363,7 +363,7 @@ class HeldBackEntries:
         """Waits until the redelivery counts are durable. Then starts the back-off of these entries, and moves the dead
         letters."""
         try:
-            await self._store.make_durable_future()
+            await self._store.make_acks_durable_future()
         except MagnetarError:
             return  # the topic belongs to another broker
         policy, dead = self._policy(), list[Position]()
@@ -404,7 +404,7 @@ class HeldBackEntries:
     async def _dead_letter(self, position: Position) -> None:
         """Moves the entry to the dead-letter topic, and retries until that succeeds. Stops if the entry is acknowledged
         or trimmed, or if the policy has changed."""
-        throttle, pause_s = LogThrottle(self._clock), PAUSE_S
+        throttle, pause_s = LogThrottle(self._clock), DEAD_LETTER_RETRY_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redelivery_count(position)
             if not policy.is_dead_letter(times) or not self._log.shape.has_visible_entry(position):
@@ -417,7 +417,7 @@ class HeldBackEntries:
                     name = f"{self._log.topic}/{self._subscription}"
                     _LOG.warning("%s: %s is no dead letter yet: %s", name, position, error)
             await asyncio.sleep(pause_s)
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+            pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)
         if position in self.held:
             self.held.discard(position)
             self._dispatcher.add_released_entries([position])
@@ -465,7 +465,7 @@ class HeldBackEntries:
         letters, now_ms = list[bytes](), self._clock.wall_ms()
         for place in message.chunks:
             letters.append(make_chunk_dead_letter(source, (await self._log.reader.read_entry(place)).payload, now_ms))
-            if sum(map(len, letters)) >= GROUP_BYTES:
+            if sum(map(len, letters)) >= LETTER_GROUP_BYTES:
                 await self._publish(policy, source, letters)
                 letters = []
         if letters:
@@ -500,7 +500,7 @@ class HeldBackEntries:
         self.letters += 1
         topic = self._log.topic
         _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, what, times - 1)
-        await self._store.make_durable_future()
+        await self._store.make_acks_durable_future()
         self._wake()
 
     def _ack_rest(self, position: Position, messages: int) -> bool:
@@ -522,7 +522,7 @@ class HeldBackEntries:
         if self._tasks is not None:
             self._tasks.cancel()
 
-    async def drain(self) -> None:
+    async def wait_stopped(self) -> None:
         """Waits until the tasks that `stop` has cancelled have ended. Must be called after `stop`."""
         if self._tasks is not None:
             await self._tasks.drain()

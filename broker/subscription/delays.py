@@ -66,29 +66,29 @@ from ...proto.names import Position
 from ...proto.versions import DELAYS, check_format
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_together
-from ..common.config import BrokerConfig, Policy
+from ..common.config import BrokerConfig, GetReplicationPolicy
 from ..common.retry import retry_until_done
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import TopicStateLedgers
 from .core.delay_buckets import (
-    KEY_BYTES,
-    SEGMENT_ENTRIES,
+    DELAY_KEY_BYTES,
+    ENTRIES_PER_SEGMENT_MAX,
     DelaySegment,
     ReadDelaySegments,
     UnstoredDelayBucket,
     decode_entries_by_ledger,
 )
 from .core.delays import DelayIndex
-from .core.dispatch import ALL_TIME, Dispatcher
+from .core.dispatch import TIME_AFTER_ALL_MS, Dispatcher
 from .cursors import DurableCursor
 
-MAGIC = b"MD"
-SEGMENT, DIRECTORY = 1, 2
+BUCKET_MAGIC = b"MD"
+SEGMENT_KIND, DIRECTORY_KIND = 1, 2
 
 _HEAD = struct.Struct(">2sBBII")
 _CRC = struct.Struct(">I")
 _ROW = struct.Struct(">QQII")
-HEAD_BYTES = _HEAD.size + _CRC.size
+ENTRY_HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedDelayBucket(ValueError):
@@ -97,21 +97,23 @@ class DamagedDelayBucket(ValueError):
 
 def encode_bucket(draft: UnstoredDelayBucket) -> list[bytes]:
     """Returns the ledger entries that store the bucket `draft`, in the order in which the caller must append them."""
-    entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
+    entries = [
+        _entry(SEGMENT_KIND, number, len(body) // DELAY_KEY_BYTES, body) for number, body in enumerate(draft.bodies)
+    ]
     rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)
-    return [*entries, _entry(DIRECTORY, len(entries), len(entries), rows)]
+    return [*entries, _entry(DIRECTORY_KIND, len(entries), len(entries), rows)]
 
 
 def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
-    head = _HEAD.pack(MAGIC, DELAYS.version, kind, number, count)
+    head = _HEAD.pack(BUCKET_MAGIC, DELAYS.version, kind, number, count)
     return b"".join((head, _CRC.pack(crc32c(head + body)), body))
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
     """Returns the encoded keys of the segment `number`, KEY_BYTES bytes each. Raises DamagedDelayBucket if the entry is
     damaged, or contains another segment; NewerFormat if a later version of Magnetar wrote it."""
-    count, body = _decode(entry, SEGMENT, number)
-    if not 0 < count <= SEGMENT_ENTRIES or len(body) != count * KEY_BYTES:
+    count, body = _decode(entry, SEGMENT_KIND, number)
+    if not 0 < count <= ENTRIES_PER_SEGMENT_MAX or len(body) != count * DELAY_KEY_BYTES:
         raise DamagedDelayBucket(f"a segment of {count} keys has {len(body)} bytes")
     return body
 
@@ -120,7 +122,7 @@ def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
     """Returns the segments that the directory of a bucket lists. `number`: the entry id of the directory, which is the
     last entry of the ledger. Raises DamagedDelayBucket if the entry is damaged; NewerFormat if a later version of
     Magnetar wrote it."""
-    count, body = _decode(entry, DIRECTORY, number)
+    count, body = _decode(entry, DIRECTORY_KIND, number)
     segments: list[DelaySegment] = []
     offset = 0
     while offset < len(body):
@@ -143,11 +145,11 @@ def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
 
 
 def _decode(entry: bytes, kind: int, number: int) -> tuple[int, bytes]:
-    if len(entry) < HEAD_BYTES:
+    if len(entry) < ENTRY_HEAD_BYTES:
         raise DamagedDelayBucket(f"{len(entry)} bytes are too few for an entry of a bucket")
     magic, version, found, place, count = _HEAD.unpack_from(entry)
-    body = entry[HEAD_BYTES:]
-    if magic != MAGIC:
+    body = entry[ENTRY_HEAD_BYTES:]
+    if magic != BUCKET_MAGIC:
         raise DamagedDelayBucket("not an entry of a bucket")
     if crc32c(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
         raise DamagedDelayBucket("checksum does not match")
@@ -159,17 +161,17 @@ def _decode(entry: bytes, kind: int, number: int) -> tuple[int, bytes]:
 
 _LOG = logging.getLogger("magnetar.broker.subscription.delays")
 
-SEAL = ("write", "name", "let_go")
-DROP = ("unname", "delete")
+SEAL_STEPS = ("write", "name", "let_go")
+DROP_STEPS = ("unname", "delete")
 
 T = TypeVar("T")
 
-RETRY_S = 0.5
-LOST_AFTER_S = 10.0
+BUCKET_RETRY_S = 0.5
+BUCKET_LOST_AFTER_S = 10.0
 """Seconds after which a bucket that does not answer is left out: the log has everything."""
-READS_MAX = 16
-MAX_SLEEP_S = 1.0
-WAITING_MAX = 10_000
+BUCKET_READS_AT_ONCE = 16
+DUE_CHECK_INTERVAL_S_MAX = 1.0
+DUE_ENTRIES_WAITING_MAX = 10_000
 CLOSE_ENTRIES_MIN = 1000
 """Fewest unsealed entries that are sealed when the topic closes in order; fewer are read again by the next owner."""
 
@@ -203,10 +205,10 @@ class DelayedDelivery:
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
-        applied: AppliedPolicies, replication: Policy, on_fenced: Callable[[MagnetarError], None],
+        applied: AppliedPolicies, replication: GetReplicationPolicy, on_fenced: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
         self.core = core
-        self.is_ready = not store.buckets
+        self.is_ready = not store.delay_buckets
         self._wake: Callable[[], None] = _not_started  # makes the subscription pump
         self._world = world
         self._ledger_client, self._replication = ledgers, replication
@@ -272,7 +274,7 @@ class DelayedDelivery:
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_unused_ledgers:
             self._release_due(dispatcher, now_ms)
-        return now_ms if self.applied.delayed_delivery else ALL_TIME
+        return now_ms if self.applied.delayed_delivery else TIME_AFTER_ALL_MS
 
     def _release_due(self, dispatcher: Dispatcher, now_ms: int) -> None:
         core = self.core
@@ -281,7 +283,7 @@ class DelayedDelivery:
         if core.count and not self.is_enabled and not core.has_released_all:
             core.release_all_entries()
         if dispatcher.members:
-            room = WAITING_MAX - dispatcher.policy.waiting_entries_to_read
+            room = DUE_ENTRIES_WAITING_MAX - dispatcher.policy.waiting_entries_to_read
             due = core.take_due(now_ms, room) if room > 0 else []
             if due:
                 dispatcher.add_due_entries(due)
@@ -311,7 +313,7 @@ class DelayedDelivery:
                 return
             self._timer.cancel()
         self._timer_ms = next_ms
-        self._timer = self._loop.call_later(min(max(0, next_ms - now_ms) / 1000, MAX_SLEEP_S), self._ring)
+        self._timer = self._loop.call_later(min(max(0, next_ms - now_ms) / 1000, DUE_CHECK_INTERVAL_S_MAX), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
@@ -338,7 +340,7 @@ class DelayedDelivery:
                 self._sealing = self._spawn(self._store(draft))
 
     async def _store(self, draft: UnstoredDelayBucket) -> None:
-        """Stores the bucket `draft`, in the order of `SEAL`. Retries until that succeeds."""
+        """Stores the bucket `draft`, in the order of `SEAL_STEPS`. Retries until that succeeds."""
         try:
             ledger_id = await self._try(
                 "sealed", lambda: self._bucket_ledgers.create_closed_ledger(encode_bucket(draft))
@@ -348,7 +350,7 @@ class DelayedDelivery:
                 last_ms=draft.segments[-1].last_ms,
             )  # fmt: skip
             try:
-                await self._try("named", lambda: self._places.change_buckets((bucket,), frozenset()))
+                await self._try("named", lambda: self._places.store_delay_bucket_changes((bucket,), frozenset()))
             except (TopicFenced, SubscriptionNotFound) as error:
                 if getattr(error, "unwritten", True):
                     await self._bucket_ledgers.delete_ledgers(ledger_id)
@@ -365,7 +367,7 @@ class DelayedDelivery:
         """Returns the result of the async function `work`. Retries until it succeeds, or until the subscription is
         deleted or has another owner. `what`: a name of the work for the log."""
         return await retry_until_done(
-            work, self._world.clock, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
+            work, self._world.clock, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=BUCKET_RETRY_S,
             ends=lambda error: self._closed or isinstance(error, TopicFenced | SubscriptionNotFound),
         )  # fmt: skip
 
@@ -382,11 +384,11 @@ class DelayedDelivery:
             self._used.drops.spawn(self._guarded(self._drop_all()), "drop of delayed messages")
 
     async def _drop_all(self) -> None:
-        """Deletes the buckets that are no longer needed, in the order of `DROP`."""
+        """Deletes the buckets that are no longer needed, in the order of `DROP_STEPS`."""
         try:
             while self._stored.to_drop:
                 going, self._stored.to_drop = self._stored.to_drop, []
-                await self._try("unnamed", partial(self._places.change_buckets, (), frozenset(going)))
+                await self._try("unnamed", partial(self._places.store_delay_bucket_changes, (), frozenset(going)))
                 for ledger_id in going:
                     self._stored.readers.pop(ledger_id, None)
                     await self._bucket_ledgers.delete_ledgers(ledger_id)
@@ -397,7 +399,7 @@ class DelayedDelivery:
     async def _find(self) -> None:
         """Reads the directories of the buckets that earlier owners of the topic stored. The subscription delivers
         nothing until that is done."""
-        now_ms, reads = self.now_ms, asyncio.Semaphore(READS_MAX)
+        now_ms, reads = self.now_ms, asyncio.Semaphore(BUCKET_READS_AT_ONCE)
 
         async def one(bucket: DelayBucket) -> None:
             if bucket.last_ms <= now_ms:
@@ -414,7 +416,7 @@ class DelayedDelivery:
                 else:
                     self.core.add_stored_bucket(bucket.ledger_id, segments, now_ms)
 
-        await run_together([one(bucket) for bucket in self._places.buckets], "directory of delayed messages")
+        await run_together([one(bucket) for bucket in self._places.delay_buckets], "directory of delayed messages")
         self.is_ready = True
         self._drop(self.core.take_unused_ledgers())
         self._wake()
@@ -453,17 +455,17 @@ class DelayedDelivery:
         """Returns the result of the async function `work`. Retries for LOST_AFTER_S seconds; then raises Unavailable.
         Raises errors of damage and loss at once."""
         clock = self._world.clock
-        end = clock.monotonic() + LOST_AFTER_S
+        end = clock.monotonic() + BUCKET_LOST_AFTER_S
         while True:
             try:
                 async with asyncio.timeout(end - clock.monotonic()):
                     return await work()
             except TimeoutError as error:
-                raise Unavailable(f"no answer within {LOST_AFTER_S} s") from error
+                raise Unavailable(f"no answer within {BUCKET_LOST_AFTER_S} s") from error
             except MagnetarError as error:
-                if isinstance(error, DataLost | LedgerNotFound) or clock.monotonic() + RETRY_S >= end:
+                if isinstance(error, DataLost | LedgerNotFound) or clock.monotonic() + BUCKET_RETRY_S >= end:
                     raise
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(BUCKET_RETRY_S)
 
     def _alarm(self, ledger_id: int, error: Exception) -> None:
         _LOG.error("%s: bucket ledger %d of delayed messages cannot be used, they are read from the log: %s",

@@ -1,7 +1,7 @@
 """Messages with an expiry time of their own (proto/expiry.py): those that have expired are acknowledged instead of
 delivered.
 
-    expired = ExpiredMessages(subscription)
+    expired = MessageExpirer(subscription)
     expired.acknowledge(entries, now_ms)      before each `Dispatcher.assign_entries`
 
 An entry is judged whenever it would be assigned: after a redelivery, a back-off, a seek or a wait for its key again,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _NOTHING = parse_filter("message.size < 0")
 
 
-class ExpiredMessages:
+class MessageExpirer:
     """Acknowledges the expired messages of one subscription, and those that were sent back for another subscription.
     `count`: the expired messages, and `redriven`: the entries of other subscriptions, since the subscription was
     loaded."""
@@ -62,7 +62,7 @@ class ExpiredMessages:
         self.count = 0
         self.redriven = 0
 
-    def acknowledge(self, entries: Sequence[StoredEntry], now_ms: int) -> None:
+    def acknowledge_expired_messages(self, entries: Sequence[StoredEntry], now_ms: int) -> None:
         """Acknowledges those messages of `entries` that have expired at `now_ms` (ms since the epoch, of the broker's
         clock), or that were sent back for another subscription. Leaves out entries that are outstanding or held
         back."""
@@ -143,7 +143,7 @@ def _without_tombstones(entry: StoredEntry, bits: int) -> int:
         return 0  # its consumer reports the damage
     if head.metadata.HasField("num_messages_in_batch") and is_entry_slow_to_parse(head.metadata):
         return 0
-    return bits & EntryFilter(_NOTHING, keeps_tombstones=True).find_unwanted(head, data)
+    return bits & EntryFilter(_NOTHING, keeps_tombstones=True).find_unwanted_bits(head, data)
 
 
 def is_of_other_subscription(entry: StoredEntry, subscription: Subscription) -> bool:

@@ -2,8 +2,9 @@
 to a consumer.
 
     filtering = SubscriptionFilter(wanted, …)                 with the subscription, or when an operator sets a filter
-    filtering.pass_over_unread(log, position)                           in the pump, before it reads new entries
-    judged, entries = filtering.take_wanted(entries, new=True, end=…)   … and before `Dispatcher.assign_entries`
+    filtering.ack_excluded_unread_entries(log, position)                           in the pump, before it reads new
+    entries judged, entries = filtering.select_wanted_entries(entries, new=True, end=…)   … and before
+    `Dispatcher.assign_entries`
 
 Rules
 - Each entry is judged once, in log order, when the pump reads it for the first time: `judged_up_to` is the last one. A
@@ -11,8 +12,8 @@ Rules
 - **An entry in which nothing is wanted is acknowledged for this subscription.** It costs no permits and no rate, waits
   for no key, is never delayed and counts no failure: to the dispatcher it is a hole.
 - **What is known to have nothing wanted is not looked into**: a batch by its summary (proto/summary.py), which is then
-  neither decompressed nor parsed, and entries of a sealed ledger by its key index (`UnreadEntries`), which are not even
-  read. It is acknowledged when the pump comes to it, like all else, and counted in `filtered_unread` too.
+  neither decompressed nor parsed, and entries of a sealed ledger by its key index (`UnreadEntriesOfFilter`), which are
+  not even read. It is acknowledged when the pump comes to it, like all else, and counted in `filtered_unread` too.
 - **Of a mixed batch the unwanted messages are acknowledged by index**, if all consumers acknowledge by index. Otherwise
   it is shown whole and counted (`shown_unwanted`): a client that hides messages and acknowledges whole entries would
   never acknowledge it. The SDK drops the rest itself (client/consume/deliveries.py).
@@ -42,7 +43,7 @@ from pyroaring import BitMap
 from ...proto.entry import StoredEntryHead, parse_stored_head
 from ...proto.entry_filter import EntryFilter
 from ...proto.errors import CorruptEntry, MagnetarError
-from ...proto.filters import Filter, Node
+from ...proto.filters import Filter, FilterNode
 from ...proto.names import EARLIEST, Position
 from ...runtime.clock import Clock
 from ...runtime.network import World
@@ -51,15 +52,15 @@ from ..log.cache import StoredEntry
 from ..log.key_index_core import DamagedKeyIndex, EntryRun
 from ..log.key_indexes import KeyIndexes
 from ..log.log import ReadableLog
-from ..log.log_shape_core import LogShape, Span, run_end
-from ..log.unfolding import LONG_BYTES, is_entry_slow_to_parse, run_in_thread
+from ..log.log_shape_core import LedgerSpan, LogShape, find_end_of_contiguous
+from ..log.unfolding import THREAD_UNFOLD_BYTES, is_entry_slow_to_parse, run_in_thread
 from .acks import SubscriptionAcks, UnwantedMessages
 from .core.dispatch import Dispatcher
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
 ENTRY_ID_MAX = 1 << 62
-QUICK_CHARACTERS = 64
+FILTER_COST_CHARACTERS = 64
 """Characters of a filter that cost as much as unfolding: a filter of so many times as many judges batches in the event
 loop up to that part of LONG_BYTES. Each of its searches may look at all the text of a batch."""
 
@@ -83,12 +84,12 @@ class SubscriptionFilter:
         that is called after acknowledgements and has them stored with the next write of the cursor; `indexes`: those of
         the topic's ledgers."""
         self._judge = EntryFilter(wanted, redriven_to=redriven_to)
-        self._quick_bytes = LONG_BYTES // (1 + len(wanted.text) // QUICK_CHARACTERS)
+        self._quick_bytes = THREAD_UNFOLD_BYTES // (1 + len(wanted.text) // FILTER_COST_CHARACTERS)
         self._dispatcher = dispatcher
         self._acks = acks
         self._clock = clock
         self._wake = wake
-        self._unread = None if indexes is None else UnreadEntries(wanted.root, indexes, wake)
+        self._unread = None if indexes is None else UnreadEntriesOfFilter(wanted.root, indexes, wake)
         self._on_acked = on_acked
         self._tasks: Tasks | None = None  # of entries that are judged in a thread
         self._aside: Position | None = None  # the entry that is being judged in a thread
@@ -105,20 +106,20 @@ class SubscriptionFilter:
         """The filter of the subscription."""
         return self._judge.filter
 
-    def make_judge(self, *, keeps_tombstones: bool) -> EntryFilter:
+    def make_entry_filter(self, *, keeps_tombstones: bool) -> EntryFilter:
         """Returns a new judge of the same filter, for this subscription. `keeps_tombstones`: each tombstone is
         wanted."""
         return EntryFilter(self.filter, keeps_tombstones=keeps_tombstones, redriven_to=self._judge.redriven_to)
 
-    def restart(self, *, compacted: bool) -> None:
+    def restart_judging(self, *, compacted: bool) -> None:
         """Resets the position up to which entries were judged, because the subscription was moved or reads another form
         of the log. `compacted`: it reads the compacted form, in which each tombstone is wanted."""
         self.judged_up_to = EARLIEST
         self._found_aside = None
         if compacted is not self._judge.keeps_tombstones:
-            self._judge = self.make_judge(keeps_tombstones=compacted)
+            self._judge = self.make_entry_filter(keeps_tombstones=compacted)
 
-    def pass_over_unread(self, log: ReadableLog, position: Position) -> int | None:
+    def ack_excluded_unread_entries(self, log: ReadableLog, position: Position) -> int | None:
         """Acknowledges, without reading them, the entries from `position` on that the key index of their ledger
         excludes. `position` is the next one to be read. Covers entries of one ledger that readers see by now. Returns
         how many entries were acknowledged; None if the index must be read first, and then the pump is woken when it is
@@ -126,7 +127,7 @@ class SubscriptionFilter:
         unread, shape = self._unread, log.shape
         if unread is None or log.is_compacted:
             return 0
-        run = unread.find_run(shape, position)
+        run = unread.find_run_from(shape, position)
         if run is None or not run.is_excluded:
             return 0 if run is not None else None
         (ledger_id, first), stable = position, shape.stable_position
@@ -150,7 +151,7 @@ class SubscriptionFilter:
         if self._unread is None or log.is_compacted:
             return position
         while log.shape.has_visible_entry(position):
-            run = self._unread.find_run(log.shape, position)
+            run = self._unread.find_run_from(log.shape, position)
             if run is None or not run.is_excluded:
                 return position if run is not None else None
             position = log.shape.position_after(Position(position[0], run.last))
@@ -159,12 +160,12 @@ class SubscriptionFilter:
     def find_last_to_read(self, log: ReadableLog, position: Position) -> int:
         """Returns the id of the last entry that a read from `position` on should return: the entry after it is
         excluded, or in another ledger. Returns ENTRY_ID_MAX if no key index says so."""
-        run = None if self._unread is None or log.is_compacted else self._unread.find_run(log.shape, position)
+        run = None if self._unread is None or log.is_compacted else self._unread.find_run_from(log.shape, position)
         if run is None:
             return ENTRY_ID_MAX
         return position[1] if run.is_excluded else run.last
 
-    def take_wanted(
+    def select_wanted_entries(
         self, entries: Sequence[StoredEntry], world: World, end: float, *, new: bool
     ) -> tuple[int, Sequence[StoredEntry]]:
         """Judges entries, and acknowledges what is not wanted. Returns (how many of them were judged, from the first
@@ -188,7 +189,7 @@ class SubscriptionFilter:
             if (position > self.judged_up_to) if new else entry.deliver_at_ms:
                 unwanted = 0
                 if not (cursor.acked and cursor.is_acked(position)):
-                    found = self._find_unwanted(entry, world)
+                    found = self._find_unwanted_bits(entry, world)
                     if found is None:
                         break
                     unwanted = found
@@ -235,7 +236,7 @@ class SubscriptionFilter:
             head = parse_stored_head(entry.frames[-1])
         except CorruptEntry:
             return 0
-        return 0 if self._takes_long(head, entry) else self._judge.find_unwanted(head, entry.frames[-1])
+        return 0 if self._takes_long(head, entry) else self._judge.find_unwanted_bits(head, entry.frames[-1])
 
     def _takes_long(self, head: StoredEntryHead, entry: StoredEntry) -> bool:
         metadata = head.metadata
@@ -244,7 +245,7 @@ class SubscriptionFilter:
             or max(metadata.uncompressed_size, len(entry.frames[-1])) > self._quick_bytes
         )
 
-    def _find_unwanted(self, entry: StoredEntry, world: World) -> int | None:
+    def _find_unwanted_bits(self, entry: StoredEntry, world: World) -> int | None:
         """Returns which messages of the entry are not wanted, as bits; None if that takes long: a task finds it."""
         found = self._found_aside
         if found is not None and found[0] == entry.position:
@@ -265,7 +266,7 @@ class SubscriptionFilter:
                     self._tasks = Tasks()
                 self._tasks.spawn(self._judge_aside(entry, world), "filter of a long entry")
             return None
-        return self._judge.find_unwanted(head, data)
+        return self._judge.find_unwanted_bits(head, data)
 
     async def _judge_aside(self, entry: StoredEntry, world: World) -> None:
         asked, unwanted = self._judge, 0
@@ -282,9 +283,9 @@ class SubscriptionFilter:
     async def judge_stored_entry(self, entry: StoredEntry, world: World) -> int:
         """Judges an entry in a thread, and returns which of its messages are not wanted, as bits (bit i: message i).
         Counts and acknowledges nothing. Raises CorruptEntry if the head of the entry cannot be read."""
-        judge = self.make_judge(keeps_tombstones=self._judge.keeps_tombstones)
+        judge = self.make_entry_filter(keeps_tombstones=self._judge.keeps_tombstones)
         data = entry.frames[-1]
-        return await run_in_thread(world, judge.find_unwanted, parse_stored_head(data), data)
+        return await run_in_thread(world, judge.find_unwanted_bits, parse_stored_head(data), data)
 
     def stop(self) -> None:
         """Cancels the judging of a long entry and the reading of a key index."""
@@ -293,10 +294,10 @@ class SubscriptionFilter:
         if self._tasks is not None:
             self._tasks.cancel()
 
-    async def drain(self) -> None:
+    async def wait_stopped(self) -> None:
         """Waits until the tasks that `stop` has cancelled have ended. Must be called after `stop`."""
         if self._unread is not None:
-            await self._unread.drain()
+            await self._unread.wait_stopped()
         if self._tasks is not None:
             await self._tasks.drain()
 
@@ -305,7 +306,7 @@ class SubscriptionFilter:
 # Determines which entries the filter of a subscription need not read: those that the key index of their sealed ledger
 # excludes.
 #
-#     unread = UnreadEntries(filter.root, topic.key_indexes, wake)
+#     unread = UnreadEntriesOfFilter(filter.root, topic.key_indexes, wake)
 #     run = unread.find_run(log.shape, position)       None: the index is being read, and `wake` is called after it
 #
 # A *run* is consecutive blocks of one ledger (broker/log/key_index_core.py) that may all have a wanted message, or that
@@ -325,13 +326,13 @@ class SubscriptionFilter:
 # Guarding tests: tests/broker/subscription/test_unread.py.
 
 
-LOOK_UP_S = 5.0
+INDEX_LOOK_UP_TIMEOUT_S = 5.0
 """Seconds after which a ledger is read although its index has not answered."""
-LEDGERS_KEPT = 8
+CACHED_LEDGERS_MAX = 8
 """Ledgers whose runs are kept, 300 KB each at most: that of the consumers, and those that are read ahead."""
 
 
-class Run(NamedTuple):
+class UnreadRun(NamedTuple):
     """The entries of a ledger from the requested one up to and including the entry id `last`. `is_excluded`: none of
     them has a wanted message."""
 
@@ -339,7 +340,7 @@ class Run(NamedTuple):
     is_excluded: bool
 
 
-class IndexedLedger:
+class UnreadRunsOfLedger:
     """The runs of one sealed ledger. `blocks`: its blocks, as its key index has them; `candidates`: the numbers of
     those blocks that may have a wanted message; `last_entry`: the id of its last entry."""
 
@@ -351,15 +352,15 @@ class IndexedLedger:
         self._excluded = BitMap(range(len(blocks))) - candidates
         self._last_entry = last_entry
 
-    def find_run(self, entry_id: int) -> Run:
+    def find_run(self, entry_id: int) -> UnreadRun:
         """Returns the run from this entry on. An entry before the first block is in a run that is not excluded."""
         number = self._find_block(entry_id)
         if number < 0:
-            return Run(self._last_entry, is_excluded=False)
+            return UnreadRun(self._last_entry, is_excluded=False)
         is_excluded = number in self._excluded
-        end = run_end(self._excluded if is_excluded else self._candidates, number) + 1
+        end = find_end_of_contiguous(self._excluded if is_excluded else self._candidates, number) + 1
         last = self._blocks[end].first_entry - 1 if end < len(self._blocks) else self._last_entry
-        return Run(last, is_excluded)
+        return UnreadRun(last, is_excluded)
 
     def find_indexes(self, first: int, last: int) -> tuple[int, int] | None:
         """Returns (the index of the first message of the entries from `first` to `last`, the index after their last
@@ -374,21 +375,21 @@ class IndexedLedger:
         return bisect_right(self._blocks, entry_id, key=lambda each: each.first_entry) - 1
 
 
-class UnreadEntries:
+class UnreadEntriesOfFilter:
     """Determines which entries of a topic one filter need not read. `wake`: a function that is called after each
     look-up."""
 
     __slots__ = ("_expression", "_indexes", "_kept", "_looks_up", "_tasks", "_wake")
 
-    def __init__(self, expression: Node, indexes: KeyIndexes, wake: Callable[[], None]) -> None:
+    def __init__(self, expression: FilterNode, indexes: KeyIndexes, wake: Callable[[], None]) -> None:
         self._expression = expression
         self._indexes = indexes
         self._wake = wake
-        self._kept: dict[int, IndexedLedger | None] = {}  # by ledger, the latest last; None: it has to be read
+        self._kept: dict[int, UnreadRunsOfLedger | None] = {}  # by ledger, the latest last; None: it has to be read
         self._looks_up = False
         self._tasks: Tasks | None = None
 
-    def find_run(self, shape: LogShape, position: Position) -> Run | None:
+    def find_run_from(self, shape: LogShape, position: Position) -> UnreadRun | None:
         """Returns the run from the entry at `position` on. If the index of its ledger was not read yet, returns None,
         and starts a look-up unless one (also of another ledger) is in progress; the caller must ask again when `wake`
         is called. A ledger that is open or has no index is one run that is not excluded."""
@@ -396,11 +397,11 @@ class UnreadEntries:
         if ledger_id not in self._kept:
             span = shape.find_span_of_ledger(ledger_id)
             if span is None or span.open or not self._indexes.is_on or not self._indexes.describe_index(ledger_id):
-                return Run(1 << 62, is_excluded=False)
+                return UnreadRun(1 << 62, is_excluded=False)
             self._start_look_up(span)
             return None
         ledger = self._kept[ledger_id]
-        return Run(1 << 62, is_excluded=False) if ledger is None else ledger.find_run(entry_id)
+        return UnreadRun(1 << 62, is_excluded=False) if ledger is None else ledger.find_run(entry_id)
 
     def count_messages(self, shape: LogShape, first: Position, last_entry: int) -> int | None:
         """Returns how many messages of the entries from `first` to `last_entry` (inclusive, in the ledger of `first`)
@@ -409,7 +410,7 @@ class UnreadEntries:
         found = ledger.find_indexes(first[1], last_entry) if ledger is not None else None
         return None if found is None else found[1] - found[0] - shape.count_aborted_messages(*found)
 
-    def _start_look_up(self, span: Span) -> None:
+    def _start_look_up(self, span: LedgerSpan) -> None:
         if not self._looks_up:
             self._looks_up = True
             if self._tasks is None:
@@ -417,34 +418,34 @@ class UnreadEntries:
             self._tasks.spawn(self._look_up(span.ledger_id, span.last_entry), "key index of a filtered ledger")
 
     async def _look_up(self, ledger_id: int, last_entry: int) -> None:
-        found: IndexedLedger | None = None
+        found: UnreadRunsOfLedger | None = None
         try:
-            async with asyncio.timeout(LOOK_UP_S):
+            async with asyncio.timeout(INDEX_LOOK_UP_TIMEOUT_S):
                 found = await self._open_ledger(ledger_id, last_entry)
         except (MagnetarError, DamagedKeyIndex) as error:
             self._indexes.on_index_unusable(ledger_id, error)
         except Exception as error:
             _LOG.warning("%s: the index of ledger %d is not used: %r", self._indexes.topic, ledger_id, error)
         finally:
-            while len(self._kept) >= LEDGERS_KEPT:
+            while len(self._kept) >= CACHED_LEDGERS_MAX:
                 del self._kept[next(iter(self._kept))]
             self._kept[ledger_id] = found
             self._looks_up = False
             self._wake()
 
-    async def _open_ledger(self, ledger_id: int, last_entry: int) -> IndexedLedger | None:
+    async def _open_ledger(self, ledger_id: int, last_entry: int) -> UnreadRunsOfLedger | None:
         search = await self._indexes.open_index(ledger_id)
         if search is None:
             return None
         candidates = await search.find_candidates(self._expression, hidden=True)
-        return IndexedLedger(search.index.blocks, candidates, last_entry)
+        return UnreadRunsOfLedger(search.index.blocks, candidates, last_entry)
 
     def stop(self) -> None:
         """Cancels the look-up in progress."""
         if self._tasks is not None:
             self._tasks.cancel()
 
-    async def drain(self) -> None:
+    async def wait_stopped(self) -> None:
         """Waits until the look-up that `stop` has cancelled has ended. Must be called after `stop`."""
         if self._tasks is not None:
             await self._tasks.drain()

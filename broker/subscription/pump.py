@@ -26,7 +26,7 @@ from ...proto.entry import decode_message_columns, has_valid_checksum, parse_hea
 from ...proto.errors import ConnectionLost, CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
-from ...runtime.alarm import SLICE_S, EventLoopSlices
+from ...runtime.alarm import LOOP_SLICE_S, EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.tasks import Tasks
@@ -37,7 +37,7 @@ from ..log.log import ReadableLog
 from ..log.reader import ReadMemoryBudget
 from ..log.unfolding import run_in_thread_if_slow
 from .consumer import Consumer
-from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits, PlannedRead, ReadForRedelivery
+from .core.dispatch import TIME_AFTER_ALL_MS, Delivery, Dispatcher, DispatchLimits, PlannedRead, ReadForRedelivery
 from .core.policy import Member
 from .dead_letters import HeldBackEntries
 from .filtering import ENTRY_ID_MAX
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 # Guarding tests: tests/client/consume/test_malformed.py.
 
 
-SHARE = 16
+DOUBTED_SIZE_DIVISOR = 16
 """Divisor of a limit: an entry that takes more than this part of it is doubted. At most so many entries are checked
 when the limit is reached."""
 
@@ -66,7 +66,7 @@ when the limit is reached."""
 def find_oversized_entries(member: Member, limits: DispatchLimits) -> list[Position]:
     """Returns the entries outstanding at the consumer that contain too many messages: more than 1 / SHARE of the
     smallest of the limits that are set; at least 2 messages."""
-    share = max(1, min((each for each in limits if each), default=0) // SHARE)
+    share = max(1, min((each for each in limits if each), default=0) // DOUBTED_SIZE_DIVISOR)
     return [position for position, messages in member.outstanding.items() if messages > share]
 
 
@@ -94,7 +94,7 @@ def is_malformed_entry(entry: Buffer) -> bool:
 # once, and 150,000 entries delay no other subscription. Guarding test: tests/broker/node/test_giving_back.py.
 
 
-RETURN_ENTRIES = 200
+RETURNED_ENTRIES_PER_SLICE = 200
 """Entries given back between two readings of the clock: some tenths of a millisecond."""
 
 
@@ -160,7 +160,7 @@ class RedeliveryReturnQueue:
 
     def _some_freed(self, positions: Iterator[Position]) -> bool:
         """Makes the next RETURN_ENTRIES of `positions` deliverable. Returns True if `positions` has no more."""
-        some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
+        some, cursor = list(islice(positions, RETURNED_ENTRIES_PER_SLICE)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_acked_or_pending(position)]
         if (counting := self._counting()) is not None:
             counting.on_entries_returned(free, at_once=self._dispatcher.ordered)  # in its place, and not later
@@ -168,7 +168,7 @@ class RedeliveryReturnQueue:
             for position in free:
                 cursor.count_redelivery(position)
         self._dispatcher.add_entries_of_aborted_acks(free)
-        return len(some) < RETURN_ENTRIES
+        return len(some) < RETURNED_ENTRIES_PER_SLICE
 
     def return_next_entries(self) -> bool:
         """Gives the next RETURN_ENTRIES entries of the queue back to the dispatcher. Returns True if the queue is empty
@@ -180,12 +180,12 @@ class RedeliveryReturnQueue:
                     return False
                 self.waiting.popleft()
                 continue
-            member, some = first.member, list(islice(first.positions, RETURN_ENTRIES))
+            member, some = first.member, list(islice(first.positions, RETURNED_ENTRIES_PER_SLICE))
             for _ in some:
                 first.positions.popleft()
             counted = first.counted
             if counted and self._dispatcher.ordered:
-                some = self._dispatcher.mark_failed(member, some)
+                some = self._dispatcher.mark_entries_failed(member, some)
             if counted and (counting := self._counting()) is not None:
                 counting.on_entries_returned([each for each in some if each in member.outstanding])
                 counted = False
@@ -231,7 +231,7 @@ class RedeliveryReturnQueue:
 # follows the deliveries on the stream. Guarding tests: tests/broker/subscription/test_probes.py.
 
 
-PASSING = (Blocked.MOVING, Blocked.FINDING_DELAYS)
+SHORT_BLOCK_REASONS = (Blocked.MOVING, Blocked.FINDING_DELAYS)
 """Reasons that end within one write or read."""
 
 
@@ -258,8 +258,8 @@ def judge_probe(probe: DeliveryProbe, dispatcher: Dispatcher, blocked: Blocked |
     if not member.may_receive:
         return Blocked.TOO_MANY_UNACKED if member.blocked else Blocked.NO_PERMITS
     if blocked is not None:
-        return None if blocked in PASSING else blocked
-    if dispatcher.read_position > probe.last and not dispatcher.replay_entries:
+        return None if blocked in SHORT_BLOCK_REASONS else blocked
+    if dispatcher.read_position > probe.last and not dispatcher.redelivery_entry_count:
         return Blocked.CAUGHT_UP
     return None
 
@@ -269,9 +269,9 @@ def judge_probe(probe: DeliveryProbe, dispatcher: Dispatcher, blocked: Blocked |
 
 _LOG = logging.getLogger("magnetar.broker.subscription.subscription")
 
-PUMP_ENTRIES_MAX = 1000
+PUMPED_ENTRIES_MAX = 1000
 """Entries handed out between two checks of the consumers' queues."""
-SLOTS_AT_ONCE = 1000
+SLOTS_PER_SLICE = 1000
 """Slots of Key_Shared that are checked after a join or a leave between two readings of the clock: half a millisecond.
 """
 
@@ -346,7 +346,7 @@ class SubscriptionDeliveryPump:
         """Returns the object that counts redeliveries; None if neither a dead-letter policy nor ordered redelivery
         needs one."""
         letters = self._subscription.dead_letters
-        return letters if letters is not None and letters.is_active else None
+        return letters if letters is not None and letters.may_hold_back_entries else None
 
     def wake(self) -> None:
         """Schedules one run of `deliver_available_entries` in the next turn of the event loop. Several calls schedule
@@ -370,7 +370,7 @@ class SubscriptionDeliveryPump:
         if self._probes is not None:
             self._answer_probes(self._probes)
 
-    def probe(self, member: Member) -> asyncio.Future[Blocked]:
+    def probe_delivery_to(self, member: Member) -> asyncio.Future[Blocked]:
         """Returns a future with the reason why the consumer gets no message now; NO if it got one since this call. All
         entries that the log has now are considered. The future fails with ConnectionLost when the consumer leaves or
         the pump stops."""
@@ -401,24 +401,24 @@ class SubscriptionDeliveryPump:
                 probe.answer.set_exception(ConnectionLost("the consumer is closed"))
 
     def _hand_out_some(self) -> None:
-        end = self._clock.monotonic() + SLICE_S
+        end = self._clock.monotonic() + LOOP_SLICE_S
         returns, policy = self._returned, self._dispatcher.policy
         while (
             returns is not None and returns.waiting and not returns.return_next_entries()
-        ) or not policy.rebalance_slots(SLOTS_AT_ONCE):
+        ) or not policy.rebalance_slots(SLOTS_PER_SLICE):
             if self._clock.monotonic() > end:
                 self.wake()
                 return
         for event in policy.take_active_changes():
             self._subscription.consumers[event.member.id].outlet.on_active_changed(event.active)
-        now_ms = ALL_TIME
+        now_ms = TIME_AFTER_ALL_MS
         if self._delayed is not None and self._dispatcher.delaying:
             if not self._delayed.is_ready:
                 self.blocked = Blocked.FINDING_DELAYS
                 return
             now_ms = self._delayed.release_due_entries(self._dispatcher)
         handed_out = 0
-        while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
+        while handed_out < PUMPED_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
             rates: Sequence[RateLimit] = ()
             for rate in self.rates:
                 if rate.limited:  # seldom: else no list is made
@@ -451,10 +451,10 @@ class SubscriptionDeliveryPump:
             if not entries:
                 continue
             entries = entries[: count_entries_within_rates(rates, entries, now)] if rates else entries
-            before = self._dispatcher.progress
+            before = self._dispatcher.progress_marker
             for entry in entries:
                 if entry.expiry is not None or entry.redriven_to:  # seldom: else the time of day is not asked for
-                    self._subscription.expired.acknowledge(entries, self._clock.wall_ms())
+                    self._subscription.expired.acknowledge_expired_messages(entries, self._clock.wall_ms())
                     break
             deliveries = self._dispatcher.assign_entries(entries, now_ms)
             for rate in rates:
@@ -466,7 +466,7 @@ class SubscriptionDeliveryPump:
                     [entry for entry in self._dispatcher.parked if isinstance(entry, StoredEntry)]
                 )
             handed_out += len(entries)
-            if not deliveries and self._dispatcher.progress == before:
+            if not deliveries and self._dispatcher.progress_marker == before:
                 self.blocked = self._dispatcher.why_blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
@@ -479,7 +479,7 @@ class SubscriptionDeliveryPump:
         policy, filtering = self._dispatcher.policy, self._subscription.filtering
         unread: int | None = 0
         if filtering is not None and isinstance(want, PlannedRead):
-            unread = filtering.pass_over_unread(self._log, want.position)
+            unread = filtering.ack_excluded_unread_entries(self._log, want.position)
             if unread:
                 policy.on_entries_passed_over(1)  # however many: none of them was read
                 return 1, ()
@@ -492,7 +492,9 @@ class SubscriptionDeliveryPump:
             return None
         if filtering is None:
             return 0, entries
-        judged, wanted = filtering.take_wanted(entries, self._log.world, end, new=isinstance(want, PlannedRead))
+        judged, wanted = filtering.select_wanted_entries(
+            entries, self._log.world, end, new=isinstance(want, PlannedRead)
+        )
         if not judged:
             return None
         if isinstance(want, PlannedRead):
@@ -596,7 +598,7 @@ class SubscriptionDeliveryPump:
         if self._dispatcher.has_entries_for_later():
             return
         shape = self._log.shape
-        if not self._dispatcher.replay_entries and not shape.has_entry(
+        if not self._dispatcher.redelivery_entry_count and not shape.has_entry(
             shape.position_at_or_after(self._dispatcher.read_position)
         ):
             self._end_told = True
@@ -659,7 +661,7 @@ class SubscriptionDeliveryPump:
         if self._started is not None:
             self._started.cancel()
 
-    async def drain(self) -> None:
+    async def wait_stopped(self) -> None:
         """Waits until the tasks that `stop` has cancelled have ended. Must be called after `stop`."""
         if self._started is not None:
             await self._started.drain()

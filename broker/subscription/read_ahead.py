@@ -49,12 +49,12 @@ from .core.dispatch import Delivery, Dispatcher, PlannedRead, ReadForRedelivery
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
-AHEAD = 1.5
+CHUNKS_AHEAD_MIN = 1.5
 """Chunks in memory below which the next one is read: a chunk is a little longer than `read_bytes`, so with 1 a read
 began when the one before was handed out, and a consumer beside a producer waited most of its time for reads."""
-CHUNK_ENTRIES = 200
+CHUNK_ENTRIES_MAX = 200
 """Most entries that are given to the dispatcher at once. Together they have about DELIVERY_BATCH_BYTES."""
-GAP_ENTRIES_MAX = 16
+READ_GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
 LOST_ENTRIES_SKIPPED_MAX = 1000
 """Lost entries that are acknowledged in one step; the next one takes the next."""
@@ -190,14 +190,14 @@ class ReadAheadBuffer:
                 self._ahead_bytes -= ahead.popleft().size
             self._count()
         if not ahead or ahead[0].position != position:
-            found = self._log.reader.read_cached(position, CHUNK_ENTRIES, self._most)
+            found = self._log.reader.read_cached(position, CHUNK_ENTRIES_MAX, self._most)
             if not found or not self._log.shape.has_visible_entry(self._log.shape.position_after(found[-1].position)):
                 return found
             ahead = self._ahead = deque(found)  # more than is handed out at once: it lags
             self._ahead_bytes = sum(entry.size for entry in found)
             self._count()
         self._read_ahead()
-        found = list(islice(ahead, CHUNK_ENTRIES))
+        found = list(islice(ahead, CHUNK_ENTRIES_MAX))
         size = sum([entry.size for entry in found])
         while size > self._most and len(found) > 1:
             size -= found.pop().size
@@ -208,7 +208,7 @@ class ReadAheadBuffer:
         first one that is not."""
         found: list[StoredEntry] = []
         kept: Mapping[Position, StoredEntry] = self._kept or {}
-        for position in positions[:CHUNK_ENTRIES]:
+        for position in positions[:CHUNK_ENTRIES_MAX]:
             entry = kept.get(position) or self._log.reader.get(position)
             if entry is None:
                 break
@@ -260,13 +260,13 @@ class ReadAheadBuffer:
         if (
             self._reading
             or not self._ahead
-            or self._ahead_bytes > AHEAD * self._memory.choose_read_size(self._config.read_bytes)
+            or self._ahead_bytes > CHUNKS_AHEAD_MIN * self._memory.choose_read_size(self._config.read_bytes)
         ):
             return
         following = self._next_to_read(self._log.shape.position_after(self._ahead[-1].position))
         if following is None or not self._log.shape.has_visible_entry(following):
             return
-        if found := self._log.reader.read_cached(following, 2 * CHUNK_ENTRIES, 2 * self._most):
+        if found := self._log.reader.read_cached(following, 2 * CHUNK_ENTRIES_MAX, 2 * self._most):
             self._ahead.extend(found)
             self._ahead_bytes += sum(entry.size for entry in found)
             self._count()
@@ -367,7 +367,7 @@ def find_contiguous_range(positions: Sequence[Position]) -> tuple[Position, Posi
     one before."""
     first = last = positions[0]
     for position in positions:
-        if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:
+        if position[0] != first[0] or position[1] - last[1] > READ_GAP_ENTRIES_MAX:
             break
         last = position
     return first, last

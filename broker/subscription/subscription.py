@@ -47,19 +47,19 @@ from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
 from .core.pending_acks import SettledAcks, entries_of_aborted_acks, find_first_redelivered_entry
 from .core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions, parse_key_limits
-from .core.subscription_types import EXCLUSIVE, SubscriptionTypeRow
+from .core.subscription_types import EXCLUSIVE_ROW, SubscriptionTypeRow
 from .cursors import DurableCursor
 from .dead_letters import HeldBackEntries
 from .delays import DelayedDelivery
-from .expiry import ExpiredMessages
+from .expiry import MessageExpirer
 from .filtering import SubscriptionFilter
 from .pump import SubscriptionDeliveryPump
 
 _LOG = logging.getLogger("magnetar.broker.session")
 
-INDEX_CLIENTS_MAX = 16
+INDEX_READING_CLIENTS_MAX = 16
 """Most names and versions of clients that a subscription remembers as acknowledging by index."""
-SEEK = ("disconnect", "move", "store", "answer")
+SEEK_STEPS = ("disconnect", "move", "store", "answer")
 
 
 class DeliveryCounts(NamedTuple):
@@ -78,7 +78,7 @@ class DeliveryCounts(NamedTuple):
         )  # fmt: skip
 
 
-NO_DELIVERIES = DeliveryCounts(0, 0, 0)
+NO_DELIVERY_COUNTS = DeliveryCounts(0, 0, 0)
 
 
 class Subscription:
@@ -97,7 +97,7 @@ class Subscription:
         memory: ReadMemoryBudget | None = None,
     ) -> None:  # fmt: skip
         self.dispatcher = Dispatcher(
-            log.shape, cursor, EXCLUSIVE.policy(SubscriptionOptions()), tracks=tracks,
+            log.shape, cursor, EXCLUSIVE_ROW.policy(SubscriptionOptions()), tracks=tracks,
             memory_bytes_max=config.cursor_memory_bytes,
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
@@ -114,14 +114,14 @@ class Subscription:
         self._config = config
         self.commits = self.aborts = 0  # transactions with acknowledgements that ended since it was loaded
         self.type: SubscriptionTypeRow | None = None
-        self.departed = NO_DELIVERIES  # what consumers got that are connected no more
+        self.departed = NO_DELIVERY_COUNTS  # what consumers got that are connected no more
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.index_clients: frozenset[str] = frozenset()  # clients that acknowledged parts of batches
         self.activity = ActivityTimes()
         self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
         self.acks = TransactionalAcks(log.shape, cursor, self.dispatcher)
-        self.expired = ExpiredMessages(self)
+        self.expired = MessageExpirer(self)
         self.pump = SubscriptionDeliveryPump(self, clock, config, memory)
         if delayed is not None:
             delayed.start(self.pump.wake)
@@ -210,7 +210,7 @@ class Subscription:
     def on_transaction_outcomes_known(self) -> None:
         """Called when transactions of the topic have ended, so that their entries became visible to consumers, or are
         hidden for ever. Moves the cursor's mark past hidden entries, and runs the delivery."""
-        if self.cursor.advance() and self.store is not None:
+        if self.cursor.advance_mark() and self.store is not None:
             self.store.schedule_write()
         if self.consumers:
             self.pump.wake()
@@ -268,7 +268,7 @@ class Subscription:
     def _filter_anew(self) -> None:
         """Has entries judged again that the filter judged, because the subscription was moved or reads another log."""
         if self.filtering is not None:
-            self.filtering.restart(compacted=self.reads_compacted)
+            self.filtering.restart_judging(compacted=self.reads_compacted)
 
     def has_undelivered_up_to(self, horizon: Position) -> bool:
         """Returns True if an entry up to and including `horizon` may still have to be delivered: it was not delivered
@@ -417,9 +417,9 @@ class Subscription:
             )
         return self.acks.check_cumulative_ack(acked)
 
-    def set_note(self, note: bytes) -> None:
+    def set_commit_note(self, note: bytes) -> None:
         """Replaces the note of the last commit. It is stored with the next write of the cursor."""
-        self.cursor.set_note(note)
+        self.cursor.set_commit_note(note)
         if self.store is not None:
             self.store.schedule_write()
 
@@ -450,7 +450,7 @@ class Subscription:
         yet."""
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
-    def has_pending(self, txn: TxnId) -> bool:
+    def has_pending_acks(self, txn: TxnId) -> bool:
         """Returns True if the transaction has acknowledged messages of this subscription, and its outcome was not
         applied yet."""
         return self.cursor.pending is not None and txn in self.cursor.pending.of
@@ -511,7 +511,7 @@ class Subscription:
             self.dispatcher.move_read_position_back(first)
             self.pump.clear_buffer()
         for position in settled.shown:
-            self.dispatcher.on_batch_freed(position, settled.acks.parts[position].size)
+            self.dispatcher.on_batch_acks_aborted(position, settled.acks.parts[position].size)
         self.pump.return_queue.add_batches_of_aborted_acks(sorted(settled.shown))
         self.pump.return_queue.add_entries_of_aborted_acks(entries_of_aborted_acks(cursor, settled, tail=ordered))
 
@@ -528,7 +528,7 @@ class Subscription:
         messages of a batch are hidden from it, and from later consumers of the same client (its name and version); at
         most INDEX_CLIENTS_MAX clients are remembered."""
         consumer.member.acks_by_index = True
-        if len(self.index_clients) < INDEX_CLIENTS_MAX:
+        if len(self.index_clients) < INDEX_READING_CLIENTS_MAX:
             self.index_clients |= {consumer.client}
 
     def _acked(self, consumer: Consumer | None) -> None:
@@ -543,7 +543,7 @@ class Subscription:
         if self.store is not None:
             self.store.schedule_write()
         blocked = self.pump.blocked
-        if blocked is not None and (blocked not in CAUGHT_UP_REASONS or self.dispatcher.replay_entries):
+        if blocked is not None and (blocked not in CAUGHT_UP_REASONS or self.dispatcher.redelivery_entry_count):
             self.pump.wake()  # a consumer may take more, a key is free, or a batch has messages that an abort freed
 
     def redeliver(
@@ -573,7 +573,7 @@ class Subscription:
         TopicFenced, or the error of a write that failed for good, if that is not known. Returns at once if the
         subscription is not durable."""
         if self.store is not None:
-            await self.store.make_durable_future()
+            await self.store.make_acks_durable_future()
 
     @cached_property
     def seek_lock(self) -> asyncio.Lock:
@@ -599,7 +599,7 @@ class Subscription:
         self._filter_anew()
         if acked_messages:
             self.cursor.ack_first_messages(self.log.shape.position_after(mark), acked_messages)
-        self.dispatcher.restart_after_mark()
+        self.dispatcher.restart_delivery_after_mark()
         self.pump.return_queue.clear()
         self.pump.clear_buffer()
         self.pump.is_moving = True
@@ -628,11 +628,11 @@ class Subscription:
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()
-        await self.pump.drain()
+        await self.pump.wait_stopped()
         if self.filtering is not None:
-            await self.filtering.drain()
+            await self.filtering.wait_stopped()
         if self.dead_letters is not None:
-            await self.dead_letters.drain()
+            await self.dead_letters.wait_stopped()
         if self.store is not None:
             await self.store.close()
 

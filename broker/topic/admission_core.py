@@ -1,7 +1,7 @@
 """Admission to a topic: the limits on the numbers of its producers, consumers and subscriptions (Pulsar T10, S13), and
 the rate of subscribing (L1). The second half of the module has the decisions of a topic's maintenance, with their
 rules: rolling an idle ledger (`must_roll_ledger`), the backlog quota (`judge_backlog_quota`), inactive topics
-(`is_inactive`), idle subscriptions (only their rule; the deletion is in maintenance.py).
+(`is_topic_inactive`), idle subscriptions (only their rule; the deletion is in maintenance.py).
 
 The topic calls the checks before a producer or consumer joins, in the order below. The first limit that is reached
 refuses the client, and the error names the limit. A lowered limit disconnects no connected client. A client that
@@ -32,10 +32,10 @@ from ...proto.errors import MagnetarError, ProducerBusy
 from ...proto.names import Position, TopicName
 from ...proto.states import BacklogQuotaState
 from ..common.refusals import SubscribeRefusal
-from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, may_trim_last_ledger
+from ..log.log_shape_core import NO_RETENTION, LogShape, Retention, TrimLimit, may_trim_last_ledger
 from ..subscription.core.subscription_types import SubscriptionTypeRow
 
-BUCKETS_MAX = 10_000
+TOKEN_BUCKETS_MAX = 10_000
 
 
 class ConnectedClientIdentity(Protocol):
@@ -151,7 +151,7 @@ class TopicAdmission:
         tokens, at = self._buckets.pop(key, (float(rate), now))
         tokens = min(float(rate), tokens + (now - at) * rate / period_s)
         self._buckets[key] = (tokens - 1 if tokens >= 1 else tokens), now
-        if len(self._buckets) > BUCKETS_MAX:
+        if len(self._buckets) > TOKEN_BUCKETS_MAX:
             self._expire_buckets(rate, period_s, now)
         if tokens < 1:
             raise SubscribeRefusal.RATE.error(
@@ -168,7 +168,7 @@ class TopicAdmission:
             for key, (tokens, at) in self._buckets.items()
             if tokens + (now - at) * rate / period_s < rate
         }
-        while len(self._buckets) > BUCKETS_MAX:
+        while len(self._buckets) > TOKEN_BUCKETS_MAX:
             del self._buckets[next(iter(self._buckets))]
 
     def statistics(self) -> dict[str, int]:
@@ -209,7 +209,7 @@ _POLICIES = {
 def must_roll_ledger(
     shape: LogShape, applied: AppliedPolicies, holders: Sequence[TrimLimit], *, quiet_s: float, age_s: float,
     idle_s: float,
-    now_ms: int, unread: Retention = NOTHING,
+    now_ms: int, unread: Retention = NO_RETENTION,
 ) -> bool:  # fmt: skip
     """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted later. That is so if
     the last ledger is at least as old as the retention time; or if nothing was written to it for `idle_s` seconds, and
@@ -227,14 +227,14 @@ def must_roll_ledger(
         return quiet_s >= idle_s and may_trim_last_ledger(tail, holders, retention, now_ms, unread)
     if applied.retention_minutes < 0 and applied.retention_mib < 0:
         return False
-    if unread != NOTHING:
+    if unread != NO_RETENTION:
         return unread.minutes > 0 and age_s >= unread.minutes * 60
     if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
         return True
     return quiet_s >= idle_s and all(holder.has_released_ledger(tail) for holder in holders)
 
 
-def backlog_bytes(shape: LogShape, mark: Position) -> int:
+def compute_backlog_bytes(shape: LogShape, mark: Position) -> int:
     """Returns the number of bytes in the log after the position `mark`. The part of a ledger after `mark` is estimated
     by the average size of the ledger's entries."""
     total = 0
@@ -275,7 +275,9 @@ def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
     return shape.start_position
 
 
-def is_inactive(applied: AppliedPolicies, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
+def is_topic_inactive(
+    applied: AppliedPolicies, *, users: int, subscriptions: int, backlog: bool, unused_s: float
+) -> bool:
     """Returns True if the policy counts the topic as inactive; never if `inactive_s` of the policy is 0. `users`: the
     number of its producers and consumers; `subscriptions`: the number of its durable subscriptions; `backlog`: True if
     one of these has unacknowledged messages; `unused_s`: for how many seconds the topic had no user."""

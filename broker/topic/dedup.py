@@ -61,7 +61,7 @@ from ...proto.states import LedgerStays, TopicState
 from ...proto.versions import DEDUPLICATION, check_format
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
-from ..common.config import BrokerConfig, Policy
+from ..common.config import BrokerConfig, GetReplicationPolicy
 from ..log.log import Log
 from ..log.log_queue_core import SequenceRange
 from ..log.log_shape_core import TrimLimit
@@ -69,8 +69,8 @@ from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from .dedup_core import DedupCore, DedupSnapshot, ProducerSequenceProgress
 from .transactions import TopicTransactions, transaction_id_of
 
-MAGIC = b"MD"
-PIECE_BYTES = 1 << 20
+DEDUP_MAGIC = b"MD"
+SNAPSHOT_PIECE_BYTES_MAX = 1 << 20
 """Largest body of an entry: 10,000 producers fit one."""
 
 _HEAD = struct.Struct(">2sBBQII")
@@ -110,12 +110,12 @@ def encode_snapshot(snapshot: DedupSnapshot, sequence: int) -> list[bytes]:
     rows = [(name, *progress[:3]) for name, progress in snapshot.persisted.items()]
     gaps = {name: each.serialize() for name, each in snapshot.gaps.items()}
     body = msgspec.json.encode(_Stored(*snapshot.position, rows, gaps))
-    bodies = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+    bodies = [body[at : at + SNAPSHOT_PIECE_BYTES_MAX] for at in range(0, len(body), SNAPSHOT_PIECE_BYTES_MAX)]
     return [_piece(sequence, number, len(bodies), each) for number, each in enumerate(bodies)]
 
 
 def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
-    head = _HEAD.pack(MAGIC, DEDUPLICATION.version, 0, sequence, piece, pieces)
+    head = _HEAD.pack(DEDUP_MAGIC, DEDUPLICATION.version, 0, sequence, piece, pieces)
     return head + _CRC.pack(crc32c(body, crc32c(head))) + body
 
 
@@ -125,7 +125,7 @@ def decode_piece(entry: bytes) -> DedupSnapshotPiece:
     if len(entry) < _HEAD.size + _CRC.size:
         raise DamagedDedupSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
     magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
-    if magic != MAGIC:
+    if magic != DEDUP_MAGIC:
         raise DamagedDedupSnapshot(f"{entry[:2].hex()} does not begin a snapshot")
     body = entry[_HEAD.size + _CRC.size :]
     if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
@@ -151,7 +151,7 @@ def decode_snapshot(pieces: Sequence[DedupSnapshotPiece]) -> DedupSnapshot:
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
 
-ROLL_SNAPSHOTS = 1_000
+SNAPSHOTS_PER_LEDGER = 1_000
 """Most snapshots in one ledger. All of them take disk space, but only the last one counts."""
 
 
@@ -195,7 +195,7 @@ class Deduplication:
     )  # fmt: skip
 
     def __init__(
-        self, clock: Clock, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
+        self, clock: Clock, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: GetReplicationPolicy
     ) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -368,7 +368,7 @@ class Deduplication:
             self._since += 1
             self._due()
 
-    def set_snapshot_limit(self, undecided: Callable[[], Position | None]) -> None:
+    def set_snapshot_limit_function(self, undecided: Callable[[], Position | None]) -> None:
         """Sets the function that limits up to which position a snapshot may go. `undecided` returns the position before
         the first entry of an open transaction; None if no transaction is open."""
         self._undecided = undecided
@@ -389,14 +389,14 @@ class Deduplication:
     # ------------------------------------------------------------------ on and off
     def apply(self, applied: AppliedPolicies) -> None:
         """Applies a changed time between two snapshots, and restarts the snapshot timer then. Does not turn
-        deduplication on or off: `run_due` does that."""
+        deduplication on or off: `run_due_work` does that."""
         if applied.dedup_snapshot_s != self._snapshot_s:
             self._snapshot_s = applied.dedup_snapshot_s
             self._cancel_timer()
             if self.core.enabled:
                 self._due()
 
-    def run_due(self, applied: AppliedPolicies) -> None:
+    def run_due_work(self, applied: AppliedPolicies) -> None:
         """Starts a task that turns deduplication on or off, if it differs from the policy."""
         self.set_enabled(applied.deduplication)
 
@@ -464,7 +464,7 @@ class Deduplication:
         snapshot, since = self._snapshot_now(), self._since
         self._ledger.sequence += 1
         entries = encode_snapshot(snapshot, self._ledger.sequence)
-        if self._written >= ROLL_SNAPSHOTS or not await self._ledger.append_pieces(entries):
+        if self._written >= SNAPSHOTS_PER_LEDGER or not await self._ledger.append_pieces(entries):
             await self._ledger.roll_ledger(entries, partial(self._name, snapshot.position))
             self._written = 0
         self._stored = snapshot.position
@@ -529,7 +529,7 @@ class Deduplication:
 # A topic calls its parts in the order of its tuple `parts` (broker/topic/topic.py), and the methods of each part so:
 #
 #     open          after the take-over of the log, before the first publish and before the subscriptions are opened
-#     run_due       from time to time, and after the policies changed: what is due begins, in a task of the part
+#     run_due_work       from time to time, and after the policies changed: what is due begins, in a task of the part
 #     trim_limit    before each trim: what of the log the part needs, and why
 #     stop          the topic is lost, or closes: nothing more is written, every waiting caller is resumed. Idempotent
 #     close         after the log was closed; what may be stored is stored. Idempotent
@@ -541,11 +541,12 @@ class Deduplication:
 class StatefulTopicPart(Protocol):
     """A part of a topic whose state must survive a change of the topic's owner. Deduplication, TopicTransactions,
     Compaction and KeyIndexes implement it; the topic and its maintenance call it. Order of the calls: `open` once,
-    after the log was taken over; `run_due` and `trim_limit` repeatedly; `stop` when the topic ends here; `close` after
-    the log was closed. After the deletion of the topic's record, the ledgers of `list_own_ledgers` are deleted."""
+    after the log was taken over; `run_due_work` and `trim_limit` repeatedly; `stop` when the topic ends here; `close`
+    after the log was closed. After the deletion of the topic's record, the ledgers of `list_own_ledgers` are
+    deleted."""
 
     async def open(self, applied: AppliedPolicies) -> None: ...
-    def run_due(self, applied: AppliedPolicies) -> None: ...
+    def run_due_work(self, applied: AppliedPolicies) -> None: ...
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None: ...
     def stop(self) -> None: ...
     async def close(self) -> None: ...
@@ -560,7 +561,7 @@ class StatefulTopicPart(Protocol):
 # its transaction. Guarding tests: tests/broker/topic/test_dedup.py, tests/broker/topic/test_transactions.py.
 
 
-REPLAY_BYTES = 4 << 20
+REPLAY_READ_BYTES = 4 << 20
 """Bytes of one read of a replay."""
 
 
@@ -575,7 +576,7 @@ async def replay_log_for_dedup_and_transactions(
         shape = log.shape
         position = shape.position_after(min(starts))
         while shape.has_visible_entry(position := shape.next_unskipped_position(position)):
-            for entry in await log.reader.read(position, REPLAY_BYTES):
+            for entry in await log.reader.read(position, REPLAY_READ_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
                 numbers, txn = parse_sequence_range(header.metadata), transaction_id_of(header.metadata)
                 aborted = txn is not None and transactions.add_replayed_entry(txn, header, numbers, entry)

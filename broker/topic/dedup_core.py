@@ -63,8 +63,8 @@ the other producer as it fences all others.
 **Epoch** (`decide_epoch_change`): the topic's record counts how often a producer got exclusive access. The new epoch is
 stored before this producer may publish. A producer that reconnects names the epoch that it had. If the topic still has
 this epoch, the producer continues; if another producer got exclusive access meanwhile, the reconnecting one is fenced
-for good. The first epoch of a topic is later than its creation time (`next_epoch`). So an epoch of a deleted topic is
-lower than each epoch of a new topic with the same name, and a producer of the deleted topic is fenced.
+for good. The first epoch of a topic is later than its creation time (`compute_next_topic_epoch`). So an epoch of a
+deleted topic is lower than each epoch of a new topic with the same name, and a producer of the deleted topic is fenced.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from pyroaring import BitMap64
 from ...proto.names import Position
 from ...proto.states import AccessMode
 from ..common.refusals import PublishRefusal
-from ..log.log_queue_core import ID_END, SequenceRange
+from ..log.log_queue_core import SEQUENCE_ID_END, SequenceRange
 
 SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
 WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
@@ -112,7 +112,7 @@ class ProducerRegistration(NamedTuple):
     connection: int = 0
     owner: str | None = None
     """The role of the producer; None: one that may write for each (broker/common/transactions.py
-    `get_writable_transactions_role`)."""
+    `get_required_transaction_role`)."""
 
     def may_be_later_connection_of(self, other: ProducerRegistration) -> bool:
         """Returns True if this registration may be a later connection of the same producer as the registration `other`.
@@ -142,7 +142,7 @@ def decide_epoch_change(mode: AccessMode, had: int, topic: int) -> TopicEpochCha
     return TopicEpochChange.STAYS if had >= topic else TopicEpochChange.FENCED
 
 
-def next_epoch(topic: int, created_ms: int) -> int:
+def compute_next_topic_epoch(topic: int, created_ms: int) -> int:
     """Returns the new epoch of a topic for a producer that gets exclusive access. `topic`: the present epoch of the
     topic; `created_ms`: when the topic was created (wall clock, ms)."""
     return max(topic, created_ms) + 1
@@ -253,7 +253,7 @@ class ProducerTable:
         assert len(names) == len(set(names)), "two producers have one name"
 
 
-GAP_BYTES_MAX = 4096
+SEQUENCE_GAP_BYTES_MAX = 4096
 """Most bytes of the gaps of one producer, as a bitmap: about a thousand aborted stretches between others, or one of any
 length."""
 
@@ -268,7 +268,7 @@ class DedupVerdict(enum.Enum):
     UNORDERED = "it is a chunk, and the one before it is not in the log and not on its way"
 
 
-OTHERS_MAX = 7
+OTHER_CHUNKED_MESSAGES_MAX = 7
 """Most incomplete chunked messages of a producer that are remembered beside the latest one."""
 
 
@@ -289,7 +289,7 @@ class ProducerSequenceProgress(NamedTuple):
         incomplete = ((self.uuid, self.chunk), *self.others) if self.uuid else ()
         rest = tuple(each for each in incomplete if each[0] != numbers.uuid)
         if numbers.chunk < numbers.chunks - 1:
-            return ProducerSequenceProgress(self.number, numbers.uuid, numbers.chunk, rest[:OTHERS_MAX])
+            return ProducerSequenceProgress(self.number, numbers.uuid, numbers.chunk, rest[:OTHER_CHUNKED_MESSAGES_MAX])
         latest = rest[0] if rest else ("", -1)
         return ProducerSequenceProgress(max(self.number, numbers.last), *latest, rest[1:])
 
@@ -321,7 +321,7 @@ class DedupSnapshot(NamedTuple):
     gaps: Mapping[str, BitMap64] = {}
 
 
-NOTHING = ProducerSequenceProgress()
+NO_PROGRESS = ProducerSequenceProgress()
 
 
 class _Pushed:
@@ -331,7 +331,7 @@ class _Pushed:
     __slots__ = ("again", "entries", "progress")
 
     def __init__(self) -> None:
-        self.progress = NOTHING
+        self.progress = NO_PROGRESS
         self.entries = 0  # on their way; 0: the rest means nothing
         self.again: list[SequenceRange] | None = None  # of them, those of gaps
 
@@ -374,12 +374,12 @@ class DedupCore:
         self._away: dict[str, float] = dict.fromkeys([*self._persisted, *self._gaps], now)  # since when, longest first
 
     # ------------------------------------------------------------------ entries
-    def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
+    def judge_duplicate(self, name: str, numbers: SequenceRange) -> DedupVerdict:
         """Returns the verdict on an entry of the producer `name`. After NEW the entry counts as in flight: the caller
         must pass the entry to the log, or call `on_publish_failed`."""
         pushed, again = self._pushed.get(name), False
         if self.enabled:
-            persisted = self._persisted.get(name, NOTHING)
+            persisted = self._persisted.get(name, NO_PROGRESS)
             known = judge_sequence_range(
                 persisted, pushed.progress if pushed is not None and pushed.entries else None, numbers
             )
@@ -395,7 +395,7 @@ class DedupCore:
         if pushed is None:
             pushed = self._pushed[name] = _Pushed()
         if not pushed.entries:
-            pushed.progress, pushed.again = self._persisted.get(name, NOTHING), None
+            pushed.progress, pushed.again = self._persisted.get(name, NO_PROGRESS), None
         if self.enabled or numbers.uuid:
             pushed.progress = pushed.progress.extended_by(numbers)
         else:  # off, ids may go back: the last entry counts
@@ -409,7 +409,7 @@ class DedupCore:
         """Returns True if the sequence ids of the entry, as far as they are not above the producer's highest stored id,
         are all in gaps, so that none of them is in the log."""
         gaps, last = self._gaps.get(name), self.last_sequence_id(name)
-        end = min(numbers.last, last, ID_END - 1)  # what is above was never stored
+        end = min(numbers.last, last, SEQUENCE_ID_END - 1)  # what is above was never stored
         if gaps is None or numbers.first > end:
             return False
         return int(gaps.range_cardinality(numbers.first, end + 1)) == end + 1 - numbers.first
@@ -430,8 +430,8 @@ class DedupCore:
         the log. Must be called in log order. During normal publishing the entry had the verdict NEW."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
-        before, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
-        progress = pushed.progress if pushed is not None else NOTHING
+        before, pushed = self._persisted.get(name, NO_PROGRESS), self._pushed.get(name)
+        progress = pushed.progress if pushed is not None else NO_PROGRESS
         known = progress.number == numbers.last and not progress.uuid and not numbers.uuid
         if known and (not self.enabled or before.number <= progress.number):
             self._persisted[name] = progress
@@ -464,7 +464,7 @@ class DedupCore:
         """Removes the sequence ids of a stored entry from the producer's gaps. Removes them as one range, without a
         bitmap, because the header of an entry may declare any number of ids."""
         gaps = self._gaps[name]
-        gaps.remove_range(numbers.first, min(numbers.last + 1, ID_END))
+        gaps.remove_range(numbers.first, min(numbers.last + 1, SEQUENCE_ID_END))
         if not gaps:
             del self._gaps[name]
 
@@ -481,7 +481,7 @@ class DedupCore:
         in flight."""
         if not self.enabled:
             return DedupVerdict.NEW
-        persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
+        persisted, pushed = self._persisted.get(name, NO_PROGRESS), self._pushed.get(name)
         known = judge_sequence_range(persisted, None, numbers)
         if known is DedupVerdict.NEW or not (self._gaps and self._in_gap(name, numbers)):
             return known
@@ -502,7 +502,7 @@ class DedupCore:
                 continue
             gaps = self._gaps[name] = (self._gaps[name] | sent) if name in self._gaps else sent.copy()
             gaps.run_optimize()
-            while len(gaps.serialize()) > GAP_BYTES_MAX:
+            while len(gaps.serialize()) > SEQUENCE_GAP_BYTES_MAX:
                 gaps.remove_range(0, gaps[len(gaps) // 2])
             if name not in self._connected:
                 self._away.setdefault(name, self._opened)
@@ -516,7 +516,7 @@ class DedupCore:
         for name in self._gaps.keys() & sent.keys():
             self._fill(name, sent[name])
         for name, progress in numbers.items():
-            before = self._persisted.get(name, NOTHING)
+            before = self._persisted.get(name, NO_PROGRESS)
             if progress.number > before.number:
                 self._persisted[name] = before._replace(number=progress.number)
                 if name not in self._connected:
@@ -559,7 +559,7 @@ class DedupCore:
 
     def last_sequence_id(self, name: str) -> int:
         """Returns the highest stored sequence id of the producer; -1 if none is known."""
-        return self._persisted.get(name, NOTHING).number
+        return self._persisted.get(name, NO_PROGRESS).number
 
     def is_idle(self, name: str) -> bool:
         """Returns True if no entry of the producer is in flight."""

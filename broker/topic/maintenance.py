@@ -2,9 +2,9 @@
 broker/log/log_shape_core.py.
 
     maintenance = TopicMaintenance(topic, …)
-    await maintenance.run_due()          all that is due, in the order of `STEPS`; called by the broker's upkeep task
-    maintenance.must_pause_producers()   True: producers get no credit, because the backlog quota is exceeded
-    maintenance.why_publish_refused()    the error that a publish gets for that reason; None: it is accepted
+    await maintenance.run_due_work()          all that is due, in the order of `MAINTENANCE_STEPS`; called by the
+    broker's upkeep task maintenance.must_pause_producers()   True: producers get no credit, because the backlog quota
+    is exceeded maintenance.why_publish_refused()    the error that a publish gets for that reason; None: it is accepted
 
 Order: expired messages are acknowledged first, so that the quota counts only the others, and trimming deletes the
 ledgers that both have released. Expiry (A15) checks no message one by one: it finds the first entry that arrived after
@@ -28,10 +28,10 @@ from ..common.refusals import PublishRefusal
 from ..subscription.dead_letters import find_remaining_chunks
 from ..subscription.subscription import Subscription
 from .admission_core import (
-    backlog_bytes,
+    compute_backlog_bytes,
     estimate_delayed_bytes,
     find_mark_for_backlog_bytes,
-    is_inactive,
+    is_topic_inactive,
     judge_backlog_quota,
     must_roll_ledger,
 )
@@ -82,7 +82,7 @@ class TopicMaintenance:
 
     def on_topic_used(self) -> None:
         """Called when a producer or a consumer opens the topic. The topic counts as used at this time, even if the
-        client leaves again before `is_inactive` is called."""
+        client leaves again before `is_topic_inactive` is called."""
         self._unused_since = self._world.clock.monotonic()
 
     def is_inactive(self) -> bool:
@@ -93,17 +93,18 @@ class TopicMaintenance:
         if topic.connected_client_count or topic.transactions.open_transactions:
             self._unused_since = now
         durable = self._durable()
-        return is_inactive(
+        return is_topic_inactive(
             topic.applied, users=topic.connected_client_count, subscriptions=len(durable),
             unused_s=now - self._unused_since,
             backlog=any(each.cursor.mark < topic.shown.shape.last_position for each in durable),
         )  # fmt: skip
 
     # ------------------------------------------------------------------ a look
-    async def run_due(self) -> None:
-        """Runs all maintenance `STEPS`. If a step fails, logs the error and continues with the next step: bookies that
-        do not answer must not prevent trimming. Stops before the next step when the topic is no longer served here."""
-        for step in STEPS:
+    async def run_due_work(self) -> None:
+        """Runs all maintenance `MAINTENANCE_STEPS`. If a step fails, logs the error and continues with the next step:
+        bookies that do not answer must not prevent trimming. Stops before the next step when the topic is no longer
+        served here."""
+        for step in MAINTENANCE_STEPS:
             if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
             try:
@@ -204,7 +205,7 @@ class TopicMaintenance:
         slowest = min(durable, key=lambda each: each.cursor.mark)
         oldest_ms = await self.oldest_arrival_ms(slowest) if applied.backlog_quota_s else None
         age_s = (self._world.clock.wall_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0.0
-        backlog = backlog_bytes(shape, slowest.cursor.mark)
+        backlog = compute_backlog_bytes(shape, slowest.cursor.mark)
         if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
             backlog -= estimate_delayed_bytes(shape, slowest.delayed.core.count_delayed_entries)
         quota = judge_backlog_quota(applied, backlog, age_s)
@@ -244,11 +245,11 @@ class TopicMaintenance:
         if before is not None:
             self._topic.on_backlog_quota_changed()
 
-    async def run_due_of_parts(self) -> None:
-        """Calls `StatefulTopicPart.run_due` of each part of the topic (deduplication, transactions, compaction and key
-        indexes), which starts the work that is due."""
+    async def run_due_work_of_parts(self) -> None:
+        """Calls `StatefulTopicPart.run_due_work` of each part of the topic (deduplication, transactions, compaction and
+        key indexes), which starts the work that is due."""
         for part in self._topic.parts:
-            part.run_due(self._topic.applied)
+            part.run_due_work(self._topic.applied)
 
     async def roll_ledger(self) -> None:
         """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one."""
@@ -290,12 +291,12 @@ class TopicMaintenance:
                 subscription.dispatcher.policy.find_held_slots(now_s)
 
 
-STEPS = (
-    TopicMaintenance.expire_messages, TopicMaintenance.apply_backlog_quota, TopicMaintenance.run_due_of_parts,
+MAINTENANCE_STEPS = (
+    TopicMaintenance.expire_messages, TopicMaintenance.apply_backlog_quota, TopicMaintenance.run_due_work_of_parts,
     TopicMaintenance.roll_ledger, TopicMaintenance.trim_ledgers, TopicMaintenance.delete_idle_subscriptions,
     TopicMaintenance.find_held_slots_of_topic,
 )  # fmt: skip
-"""The steps of `run_due`, in this order."""
+"""The steps of `run_due_work`, in this order."""
 
 
 async def run_maintenance(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
@@ -303,4 +304,4 @@ async def run_maintenance(topics: Callable[[], list[TopicMaintenance]], at_once:
     all are done."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
-        await run_together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")
+        await run_together([life.run_due_work() for life in waiting[start : start + at_once]], "topic-maintenance")

@@ -7,9 +7,9 @@
 - A topic has at most `IN_FLIGHT_ENTRIES` entries and `IN_FLIGHT_BYTES` bytes in memory. A subscription whose consumers
   are too slow loses the oldest entries, and counts their messages in its `dropped`; one without consumers ends.
 - The metadata have no record of such a topic: it is created when it is first used. It ends when its broker ends or
-  unloads it, or when it is unused for `UNUSED_S` (broker/common/config.py). A partitioned one has a record with the
-  number of its partitions, which an operator creates; each partition begins and ends as a topic does. Lists show the
-  partitioned topics, and those that a broker has in memory.
+  unloads it, or when it is unused for `VOLATILE_UNUSED_S` (broker/common/config.py). A partitioned one has a record
+  with the number of its partitions, which an operator creates; each partition begins and ends as a topic does. Lists
+  show the partitioned topics, and those that a broker has in memory.
 - Such a topic does not support seeking and trimming. Its policies are those of the persistent topic of that name.
 
 Guarding tests: tests/broker/topic/test_nonpersistent.py.
@@ -44,7 +44,7 @@ from ...runtime.network import World
 from ..common.config import BrokerConfig, LedgerReplication
 from ..log.appender import Publish
 from ..log.cache import StoredEntry
-from ..log.log_shape_core import LogShape, Span
+from ..log.log_shape_core import LedgerSpan, LogShape
 from ..log.reader import PositionAndIndex
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
@@ -181,7 +181,7 @@ class NonPersistentLog:
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
         if create is not None:
             await create()
-        self.shape.add(Span(self.world.clock.wall_ms(), 0, open=True))
+        self.shape.add(LedgerSpan(self.world.clock.wall_ms(), 0, open=True))
         self.state = TopicState.SERVING
 
     def publish(self, publish: Publish) -> None:
@@ -295,7 +295,7 @@ class NonPersistentPump(SubscriptionDeliveryPump):
         """Continues the delivery with the entry after the position `mark`. Everything up to `mark` counts as
         acknowledged. `next_index`: the index of the first message after `mark`."""
         self._of.cursor.seek(mark)
-        self._of.dispatcher.restart_after_mark()
+        self._of.dispatcher.restart_delivery_after_mark()
         self._next_index = next_index
 
     def deliver_available_entries(self) -> None:
@@ -306,7 +306,7 @@ class NonPersistentPump(SubscriptionDeliveryPump):
         super().deliver_available_entries()
         here = shape.position_at_or_after(of.dispatcher.read_position)
         self._next_index = self._recent.message_index_at(here)
-        if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.position_before(here)):
+        if not of.dispatcher.redelivery_entry_count and of.cursor.ack_cumulative(shape.position_before(here)):
             of.dispatcher.on_acked_up_to(of.cursor.mark)
 
 

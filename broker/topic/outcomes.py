@@ -3,7 +3,8 @@ the topic's owner.
 
 A write stores the parts that have changed, and then a marker with the position, the open transactions and a row for
 each valid part. The write counts when the marker is stored. Rules
-- A write begins `OUTCOME_DELAY_S` after an outcome, or when `OUTCOMES_MAX` outcomes wait; one write at a time, with all
+- A write begins `OUTCOME_STORE_DELAY_S` after an outcome, or when `OUTCOMES_PER_WRITE_MAX` outcomes wait; one write at
+a time, with all
   outcomes that wait. `wait_durable` returns after a write that has all outcomes from before the call.
 - A load replays the headers of the log after the position of the last write, and asks the coordinators for outcomes
   that the write does not have. So the log may be longer than the position of the write by any number of entries.
@@ -59,22 +60,28 @@ from ...proto.states import TopicState, TxnId
 from ...proto.versions import OUTCOMES, check_format
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
-from ..common.config import BrokerConfig, Policy
+from ..common.config import BrokerConfig, GetReplicationPolicy
 from ..common.retry import retry_until_done
 from ..log.log import Log
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from .dedup_core import ProducerSequenceProgress
-from .transactions_core import NOWHERE, AbortedEntriesOfLedger, OpenTxnInSnapshot, TopicTransactionsCore, TxnSnapshot
+from .transactions_core import (
+    NO_POSITION,
+    AbortedEntriesOfLedger,
+    OpenTxnInSnapshot,
+    TopicTransactionsCore,
+    TxnSnapshot,
+)
 
-MAGIC = b"MX"
-PIECE_BYTES = 1 << 20
+OUTCOMES_MAGIC = b"MX"
+OUTCOMES_PIECE_BYTES_MAX = 1 << 20
 """Largest body of an entry."""
-MARKER, PART = 0, 1
+MARKER_KIND, PART_KIND = 0, 1
 
 _HEAD = struct.Struct(">2sBBQII")
 _CRC = struct.Struct(">I")
-HEAD_BYTES = _HEAD.size + _CRC.size
+ENTRY_HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedTransactionOutcomes(ValueError):
@@ -104,7 +111,7 @@ class OutcomesPiece(NamedTuple):
     @property
     def is_last_piece(self) -> bool:
         """Returns True if this is the last piece of a marker, which completes a snapshot."""
-        return self.kind == MARKER and self.piece == self.pieces - 1
+        return self.kind == MARKER_KIND and self.piece == self.pieces - 1
 
 
 class OutcomesSnapshotMarker(NamedTuple):
@@ -117,7 +124,7 @@ class OutcomesSnapshotMarker(NamedTuple):
     open: tuple[OpenTxnInSnapshot, ...]
     parts: Mapping[int, OutcomesPartPlace]
     ended: tuple[TxnId, ...] = ()
-    lost_to: Position = NOWHERE
+    lost_to: Position = NO_POSITION
 
 
 class _Open(msgspec.Struct, frozen=True, array_like=True):
@@ -152,7 +159,7 @@ def encode_outcomes_part(ledger_id: int, part: AbortedEntriesOfLedger, sequence:
     the ledger of the topic whose aborted entries the part contains; `sequence`: the number of the write."""
     part.entries.run_optimize()
     stored = _Part(ledger_id, part.entries.serialize(), part.indexes.serialize(), part.size)
-    return _pieces(PART, sequence, msgspec.msgpack.encode(stored))
+    return _pieces(PART_KIND, sequence, msgspec.msgpack.encode(stored))
 
 
 def encode_marker(marker: OutcomesSnapshotMarker, sequence: int) -> list[bytes]:
@@ -162,7 +169,7 @@ def encode_marker(marker: OutcomesSnapshotMarker, sequence: int) -> list[bytes]:
     opened = [_open(each) for each in marker.open]
     lost_to = marker.lost_to[0], marker.lost_to[1]
     stored = _Marker((marker.position[0], marker.position[1]), opened, rows, list(marker.ended), lost_to)
-    return _pieces(MARKER, sequence, msgspec.msgpack.encode(stored))
+    return _pieces(MARKER_KIND, sequence, msgspec.msgpack.encode(stored))
 
 
 def _open(each: OpenTxnInSnapshot) -> _Open:
@@ -175,10 +182,10 @@ def _open(each: OpenTxnInSnapshot) -> _Open:
 
 
 def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
-    bodies = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+    bodies = [body[at : at + OUTCOMES_PIECE_BYTES_MAX] for at in range(0, len(body), OUTCOMES_PIECE_BYTES_MAX)]
     entries = []
     for number, each in enumerate(bodies):
-        head = _HEAD.pack(MAGIC, OUTCOMES.version, kind, sequence, number, len(bodies))
+        head = _HEAD.pack(OUTCOMES_MAGIC, OUTCOMES.version, kind, sequence, number, len(bodies))
         entries.append(head + _CRC.pack(crc32c(each, crc32c(head))) + each)
     return entries
 
@@ -187,16 +194,16 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
 def decode_piece(entry: bytes) -> OutcomesPiece:
     """Decodes one entry of an outcomes ledger and returns it. Raises DamagedTransactionOutcomes if the entry is
     damaged; NewerFormat if a later version of Magnetar wrote it."""
-    if len(entry) < HEAD_BYTES:
+    if len(entry) < ENTRY_HEAD_BYTES:
         raise DamagedTransactionOutcomes(f"{len(entry)} bytes are no piece of outcomes")
     magic, version, kind, sequence, piece, pieces = _HEAD.unpack_from(entry)
-    if magic != MAGIC:
+    if magic != OUTCOMES_MAGIC:
         raise DamagedTransactionOutcomes(f"{entry[:2].hex()} does not begin outcomes")
-    body = entry[HEAD_BYTES:]
+    body = entry[ENTRY_HEAD_BYTES:]
     if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
         raise DamagedTransactionOutcomes("the checksum does not match")
     check_format(OUTCOMES, version, "an outcomes ledger")
-    if not piece < pieces or kind > PART:
+    if not piece < pieces or kind > PART_KIND:
         raise DamagedTransactionOutcomes(f"piece {piece} of {pieces} of kind {kind}")
     return OutcomesPiece(kind, sequence, piece, pieces, body)
 
@@ -231,7 +238,7 @@ def decode_outcomes_part(
     """Returns the part that is stored in these pieces, which were read at the place `row`. Raises
     DamagedTransactionOutcomes if the pieces are damaged, or belong to another part."""
     for number, each in enumerate(pieces):
-        if each[:4] != (PART, row.sequence, number, row.pieces):
+        if each[:4] != (PART_KIND, row.sequence, number, row.pieces):
             raise DamagedTransactionOutcomes(f"the part of ledger {ledger_id} is not at entry {row.first_entry}")
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Part)
@@ -246,16 +253,16 @@ def decode_outcomes_part(
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 
-OUTCOME_DELAY_S = 0.05
-OUTCOMES_MAX = 1_000
-RETRY_S = 0.5
+OUTCOME_STORE_DELAY_S = 0.05
+OUTCOMES_PER_WRITE_MAX = 1_000
+OUTCOME_RETRY_S = 0.5
 """Seconds between two tries to write when bookies or metadata do not answer."""
-READS_MAX = 16
-STALE_ENTRIES = 10_000
+OUTCOME_READS_AT_ONCE = 16
+STALE_ENTRIES_MAX = 10_000
 """After so many messages the outcomes are written again, because a load replays the entries after the last write."""
 
 
-class OutcomesLedger:
+class TransactionOutcomesLedger:
     """Stores the outcomes of a loaded topic's transactions in a ledger of their own. Created for a topic with its first
     transaction. `core` must be set before any method except `recover` is called."""
 
@@ -265,7 +272,7 @@ class OutcomesLedger:
     )  # fmt: skip
 
     def __init__(
-        self, world: World, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: GetReplicationPolicy
     ) -> None:
         self.core: TopicTransactionsCore
         self.position = Position(-1, -1)  # of the last stored write
@@ -305,7 +312,7 @@ class OutcomesLedger:
         return found
 
     async def _whole(self, reader: LedgerReader, pieces: list[OutcomesPiece]) -> TxnSnapshot:
-        marker, reads = decode_marker(pieces), asyncio.Semaphore(READS_MAX)
+        marker, reads = decode_marker(pieces), asyncio.Semaphore(OUTCOME_READS_AT_ONCE)
 
         async def part(ledger_id: int, row: OutcomesPartPlace) -> AbortedEntriesOfLedger:
             async with reads:
@@ -334,10 +341,10 @@ class OutcomesLedger:
         OUTCOME_DELAY_S seconds; at once if OUTCOMES_MAX outcomes wait. If a write cannot be stored for good, the topic
         is abandoned at this broker."""
         self._outcomes += 1
-        if self._outcomes >= OUTCOMES_MAX:
+        if self._outcomes >= OUTCOMES_PER_WRITE_MAX:
             self._start()
         elif self._timer is None and self._writing is None and not self._closed:
-            self._timer = self._loop.call_later(OUTCOME_DELAY_S, self._start)
+            self._timer = self._loop.call_later(OUTCOME_STORE_DELAY_S, self._start)
 
     async def wait_durable(self) -> None:
         """Waits until each outcome that was known before the call is stored. Raises NotOwner if the topic has ended at
@@ -358,7 +365,7 @@ class OutcomesLedger:
         log has begun another ledger. Entries after the position of the last write cannot be trimmed, and the next load
         of the topic replays them."""
         shape = self._log.shape
-        if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES:
+        if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES_MAX:
             self._start()
 
     def _start(self) -> None:
@@ -373,7 +380,7 @@ class OutcomesLedger:
             while True:
                 await retry_until_done(
                     self._write, self._world.clock, _LOG, f"{self._log.topic}: outcomes are not stored yet",
-                    pause_s=RETRY_S, ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
+                    pause_s=OUTCOME_RETRY_S, ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
                 )  # fmt: skip
                 left = []
                 for version, future in self._waiting:

@@ -24,15 +24,15 @@ from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, Message
 from ...proto.expiry import find_entry_expiry
 from ...proto.names import Position
 from ...proto.states import AccessMode, TopicState
-from ...runtime.access import LOCAL, Principal
+from ...runtime.access import LOCAL_PRINCIPAL, Principal
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.token_bucket import RateLimit, compute_rate_delay_s
 from ..common.refusals import PublishRefusal
-from ..common.transactions import get_writable_transactions_role
+from ..common.transactions import get_required_transaction_role
 from ..log.appender import Publish
-from ..log.log_queue_core import ID_END, SPAN_MAX, SequenceRange
+from ..log.log_queue_core import SEQUENCE_ID_END, SEQUENCE_SPAN_MAX, SequenceRange
 from .dedup import parse_sequence_range
 from .dedup_core import DedupVerdict, why_publish_refused
 from .transactions import TransactionEventToAwait, transaction_id_of
@@ -40,7 +40,7 @@ from .transactions import TransactionEventToAwait, transaction_id_of
 if TYPE_CHECKING:
     from .topic import Topic
 
-UNNUMBERED = -1
+NO_SEQUENCE_ID = -1
 """The sequence id of a refused entry that names none."""
 
 
@@ -121,11 +121,11 @@ class TopicProducer:
     def __init__(
         self, id_: int, name: str, mode: AccessMode, topic: Topic, outlet: PublishOutcomeAndBytesPort, *,
         address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
-        principal: Principal = LOCAL, client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
-        room: int = 0,
+        principal: Principal = LOCAL_PRINCIPAL, client: str = "", since_ms: int = 0,
+        properties: dict[str, str] | None = None, room: int = 0,
     ) -> None:  # fmt: skip
         self.principal = principal
-        self.writer = get_writable_transactions_role(principal)
+        self.writer = get_required_transaction_role(principal)
         self.client = client  # its name and version, as it says
         self.since_ms = since_ms  # it was opened, wall clock
         self.properties = properties or {}
@@ -194,9 +194,12 @@ class TopicProducer:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = parse_sequence_range(metadata)
         if self._refused_chunk is not None and (why_not := self._why_chunk_refused(numbers)) is not None:
-            return self.refuse(client_part, why_not)
+            return self.refuse_entry(client_part, why_not)
         if txn is not None and dedup.enabled and numbers.has_too_many_ids:
-            text = f"the sequence ids of an entry in a transaction span {SPAN_MAX} at most, and are below {ID_END}"
+            text = (
+                f"the sequence ids of an entry in a transaction span {SEQUENCE_SPAN_MAX} at most, and are below "
+                f"{SEQUENCE_ID_END}"
+            )
             wide = PublishRefusal.WIDE_IDS.error(f"{text}; this one has {numbers.first} to {numbers.last}")
             return self._refuse(client_part, PublishRefusal.WIDE_IDS, wide)
         if dedup.enabled and (
@@ -204,11 +207,11 @@ class TopicProducer:
         ) is not None:
             return TransactionEventToAwait(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
-            verdict = dedup.judge(self.name, numbers)
+            verdict = dedup.judge_duplicate(self.name, numbers)
         elif self.transactions.joins.join_nowait(txn, self.writer):
             verdict = dedup.judge_by_stored_entries(self.name, numbers)
             if verdict is DedupVerdict.NEW:
-                verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
+                verdict = self.transactions.judge_duplicate(txn, metadata.producer_name, numbers)
         else:
             return TransactionEventToAwait(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
@@ -254,15 +257,15 @@ class TopicProducer:
         error = self.close_error or why.error(
             f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self.size_max
         )
-        return self.refuse(client_part, error)
+        return self.refuse_entry(client_part, error)
 
-    def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
+    def refuse_entry(self, client_part: Buffer, error: MagnetarError) -> bool:
         """Refuses the entry with `error`. The refusal is reported after the outcomes of all earlier entries. Returns
         False, as `publish` does for an entry that is not given to the log."""
         sequence_id = get_sequence_id(client_part)
         if sequence_id is not None:
             self._note_refused_chunk(parse_sequence_range(parse_stored_head(client_part).metadata), error)
-        return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
+        return self._answer_in_place(NO_SEQUENCE_ID if sequence_id is None else sequence_id, error)
 
     async def wait_idle(self) -> None:
         """Waits until no entry is in flight, or the producer is closed."""
@@ -393,7 +396,7 @@ class TopicProducer:
 # none while nothing is limited. Guarding tests: tests/broker/topic/test_maintenance.py.
 
 
-Step = Callable[[], bool]
+PublishStep = Callable[[], bool]
 """A function that publishes one waiting entry, and returns True if there are more."""
 
 
@@ -408,7 +411,7 @@ class PublishGate:
         self.rates = rates  # of the topic, and of the broker
         self._held = held  # by the backlog quota: `resume_queued_publishes` is called when that may have changed
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Step, None] | None = None  # in the order of their turns
+        self._waiting: dict[PublishStep, None] | None = None  # in the order of their turns
         self._timer: asyncio.Handle | None = None
 
     @property
@@ -440,7 +443,7 @@ class PublishGate:
             return False
         return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
-    def queue_waiting_publish(self, step: Step) -> None:
+    def queue_waiting_publish(self, step: PublishStep) -> None:
         """Queues the function `step`, which publishes one waiting entry. While the gate is open, `step` is called
         repeatedly, in turn with the other queued functions, until it returns False."""
         if self._waiting is None:
@@ -448,7 +451,7 @@ class PublishGate:
         self._waiting[step] = None
         self._arm()
 
-    def remove_waiting_publish(self, step: Step) -> None:
+    def remove_waiting_publish(self, step: PublishStep) -> None:
         """Removes the function `step` from the queue of publishes that wait. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)

@@ -18,13 +18,13 @@ from ...runtime.token_bucket import RateLimit
 from ..common.config import BrokerConfig
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
-from ..log.log_shape_core import Span
+from ..log.log_shape_core import LedgerSpan
 from ..log.unfolding import run_in_thread_if_slow
 from ..subscription.dead_letters import find_remaining_chunks
 from ..subscription.expiry import is_of_other_subscription
 from ..subscription.filtering import SubscriptionFilter
 from ..subscription.subscription import Subscription
-from .admission_core import backlog_bytes
+from .admission_core import compute_backlog_bytes
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -71,7 +71,7 @@ class TopicStatistics:
         self._rates, self._rated = NO_TRAFFIC
         self.walked_rates, self.walked = NO_TRAFFIC  # as of the last walk over all topics (broker/node/survey.py)
         self.walked_group: Any = None  # the sums of its namespace there
-        self.walked_span: Span | None = None  # the only ledger of the topic, if it was open then
+        self.walked_span: LedgerSpan | None = None  # the only ledger of the topic, if it was open then
         self._rated_at = self._clock.monotonic()
 
     def record_published(self, messages: int, size: int) -> None:
@@ -205,7 +205,7 @@ async def skip_messages(log: ReadableLog, subscription: Subscription, messages: 
 
 ANALYZE_ENTRIES_MAX = 1_000_000
 """Entries that one request reads: some seconds. Beyond, an acknowledged entry counts as one message."""
-CHUNK_BYTES = 1 << 20
+READ_CHUNK_BYTES = 1 << 20
 
 
 class Backlog(NamedTuple):
@@ -248,7 +248,7 @@ async def analyze_backlog(
     unwanted = (0, 0)
     if subscription.filtering is not None:
         unwanted, left = await _count_unwanted(log, subscription, subscription.filtering, left)
-    return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0, *unwanted)
+    return Backlog(entries, max(0, messages), acknowledged, compute_backlog_bytes(shape, mark), left >= 0, *unwanted)
 
 
 async def _count_unwanted(
@@ -257,11 +257,11 @@ async def _count_unwanted(
     """Returns how many entries and messages of the backlog the filter does not want, and how many of `entries_max` were
     not read. Reads the backlog."""
     cursor, shape, turns = subscription.cursor, log.shape, EventLoopSlices(log.world.clock)
-    judge = filtering.make_judge(keeps_tombstones=subscription.reads_compacted)
+    judge = filtering.make_entry_filter(keeps_tombstones=subscription.reads_compacted)
     entries = messages = 0
     position = shape.next_unskipped_position(shape.position_after(cursor.mark))
     while entries_max > 0 and shape.has_visible_entry(position):
-        for entry in await log.reader.read(position, CHUNK_BYTES):
+        for entry in await log.reader.read(position, READ_CHUNK_BYTES):
             entries_max -= 1
             position = shape.next_unskipped_position(shape.position_after(entry.position))
             if cursor.is_acked_or_pending(entry.position):
@@ -270,7 +270,9 @@ async def _count_unwanted(
             if entry.redriven_to and is_of_other_subscription(entry, subscription):
                 bits = 1
             else:
-                bits = await run_in_thread_if_slow(data, log.world, judge.find_unwanted, parse_stored_head(data), data)
+                bits = await run_in_thread_if_slow(
+                    data, log.world, judge.find_unwanted_bits, parse_stored_head(data), data
+                )
             entries += bits.bit_count() == entry.count
             messages += (bits & ~cursor.acked_or_pending_bits(entry.position)).bit_count()
             if turns.is_slice_used_up:
@@ -278,13 +280,13 @@ async def _count_unwanted(
     return (entries, messages), entries_max - int(shape.has_visible_entry(position))
 
 
-async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:
+async def _acknowledged(log: ReadableLog, subscription: Subscription, span: LedgerSpan, first: int) -> int:
     """Returns how many messages in the ledger of `span`, from message index `first` on, the subscription has
     acknowledged."""
     cursor, found = subscription.cursor, 0
     position = log.shape.next_unskipped_position(Position(span.ledger_id, first))
     while position[0] == span.ledger_id and log.shape.has_visible_entry(position):
-        for entry in await log.reader.read(position, CHUNK_BYTES):
+        for entry in await log.reader.read(position, READ_CHUNK_BYTES):
             if cursor.is_acked(entry.position):
                 found += entry.count
             else:

@@ -24,7 +24,7 @@ from ...runtime.clock import Clock
 from ...runtime.metrics import Histogram
 from ...runtime.network import World
 from ..common.config import BrokerConfig
-from ..common.transactions import Coordinators, ReportedTransaction
+from ..common.transactions import ReportedTransaction, TransactionCoordinatorsPort
 from ..log.appender import SlowPublishLog
 from ..log.cache import TailCache
 from ..log.log import Log
@@ -178,18 +178,18 @@ def _find_stored_filter(topic: TopicName, store: DurableCursor) -> Filter | None
 # Guards: tests/broker/topic/test_deletion.py.
 
 
-ANSWER_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """Seconds for the answers of all coordinators. Deleting asks twice: below the 30 s after which another broker, that
 passes the request on, gives up."""
-AGAIN_S = 0.1
-AT_ONCE = 1_000
-NAMED_MAX = 5
+ASK_RETRY_S = 0.1
+TRANSACTIONS_ASKED_AT_ONCE = 1_000
+NAMED_TRANSACTIONS_MAX = 5
 """Transactions that an error names: it has to fit into a trailer of gRPC."""
-UNKNOWN = "UNKNOWN"
+UNKNOWN_STATE = "UNKNOWN"
 """The field `state` of an error, where no coordinator says it."""
-ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
+ENDED_STATES = (TxnState.COMMITTED, TxnState.ABORTED)
 
-Ask = Callable[[TxnId], Awaitable[ReportedTransaction]]
+AskTransactionState = Callable[[TxnId], Awaitable[ReportedTransaction]]
 
 
 class TransactionsOfDeletedTopic:
@@ -198,7 +198,7 @@ class TransactionsOfDeletedTopic:
 
     __slots__ = ("_clock", "_coordinators", "_name")
 
-    def __init__(self, clock: Clock, name: TopicName, coordinators: Coordinators) -> None:
+    def __init__(self, clock: Clock, name: TopicName, coordinators: TransactionCoordinatorsPort) -> None:
         self._clock, self._name, self._coordinators = clock, name, coordinators
 
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
@@ -217,35 +217,35 @@ class TransactionsOfDeletedTopic:
     def _refuse(self, found: Sequence[ReportedTransaction]) -> None:
         if not found:
             return
-        some = "; ".join(map(_described, found[:NAMED_MAX]))
-        more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+        some = "; ".join(map(_described, found[:NAMED_TRANSACTIONS_MAX]))
+        more = f"; and {len(found) - NAMED_TRANSACTIONS_MAX} more" if len(found) > NAMED_TRANSACTIONS_MAX else ""
         count = "a transaction that has" if len(found) == 1 else f"{len(found)} transactions that have"
         raise TransactionsOpen(
             f"topic {self._name} has entries or acknowledgements in {count} not ended: {some}{more}. {_advice(found)}",
             topic=self._name, txn=found[0].txn, state=found[0].state.name, count=len(found),
         )  # fmt: skip
 
-    async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[ReportedTransaction]:
+    async def _answers(self, txns: Sequence[TxnId], ask: AskTransactionState) -> list[ReportedTransaction]:
         """Asks the coordinators about the transactions `txns`, and returns the answers about those that have no
         outcome. Raises TransactionsOpen if a coordinator does not answer."""
-        until = self._clock.monotonic() + ANSWER_S
+        until = self._clock.monotonic() + ANSWER_TIMEOUT_S
         found: list[ReportedTransaction | None] = []
-        for first in range(0, len(txns), AT_ONCE):
-            some = txns[first : first + AT_ONCE]
+        for first in range(0, len(txns), TRANSACTIONS_ASKED_AT_ONCE):
+            some = txns[first : first + TRANSACTIONS_ASKED_AT_ONCE]
             answers = await asyncio.gather(*(self._answer(each, ask, until) for each in some), return_exceptions=True)
             for txn, each in zip(some, answers, strict=True):
                 if isinstance(each, MagnetarError):
                     raise TransactionsOpen(
                         f"topic {self._name} is not deleted: it has something in transaction {txn}, and whether that "
                         f"is open its coordinator does not say: {each}. Delete the topic again when it does",
-                        topic=self._name, txn=txn, state=UNKNOWN, count=len(txns),
+                        topic=self._name, txn=txn, state=UNKNOWN_STATE, count=len(txns),
                     ) from each  # fmt: skip
                 if isinstance(each, BaseException):
                     raise each
                 found.append(each)
-        return [each for each in found if each is not None and each.state not in ENDED]
+        return [each for each in found if each is not None and each.state not in ENDED_STATES]
 
-    async def _answer(self, txn: TxnId, ask: Ask, until: float) -> ReportedTransaction | None:
+    async def _answer(self, txn: TxnId, ask: AskTransactionState, until: float) -> ReportedTransaction | None:
         """Returns the coordinator's answer about a transaction. Retries until the time `until`. Returns None if the
         transaction ended so long ago that the coordinator does not know it any more."""
         last: MagnetarError | None = None
@@ -260,9 +260,9 @@ class TransactionsOfDeletedTopic:
                         if not error.retryable:
                             raise
                         last = error
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(ASK_RETRY_S)
         except TimeoutError as error:
-            raise last or Unavailable(f"no answer within {ANSWER_S:g} s") from error
+            raise last or Unavailable(f"no answer within {ANSWER_TIMEOUT_S:g} s") from error
 
 
 def _advice(found: Sequence[ReportedTransaction]) -> str:

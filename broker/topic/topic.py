@@ -45,12 +45,12 @@ from ...runtime.tasks import run_to_end, run_together
 from ...runtime.token_bucket import RateLimit
 from ..common.config import BrokerConfig, LedgerReplication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
-from ..common.transactions import Coordinators, NoCoordinators, Settlement
+from ..common.transactions import NoCoordinators, Settlement, TransactionCoordinatorsPort
 from ..log.compaction import Compaction
 from ..log.key_indexes import KeyIndexes
 from ..log.log import CommittedLogView, ReadableLog
 from ..log.log_shape_core import (
-    NOTHING,
+    NO_RETENTION,
     LogShape,
     Retention,
     TrimLimit,
@@ -71,8 +71,8 @@ from .dedup_core import (
     ProducerRegistration,
     ProducerTable,
     TopicEpochChange,
+    compute_next_topic_epoch,
     decide_epoch_change,
-    next_epoch,
 )
 from .maintenance import TopicMaintenance
 from .producer import PublishGate, TopicProducer
@@ -83,11 +83,11 @@ from .transactions_core import TopicTransactionsCore, TxnEndEffect
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
-NOWHERE = Position(-1, -1)
+NO_POSITION = Position(-1, -1)
 
-CLOSED_AT_ONCE = 64
+SUBSCRIPTIONS_CLOSED_AT_ONCE = 64
 """Subscriptions that are closed at a time: each stores its cursor, and so many share a sync of the metadata."""
-LAST_ACKS_S = 0.1
+LAST_ACKS_WAIT_S = 0.1
 """Seconds that a topic that closes in order waits for what its consumers acknowledged before they learned of it: some
 round trips. The next owner delivers again what comes later."""
 
@@ -132,7 +132,7 @@ class Topic:
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: AppliedPolicies,
         storage: TopicStorage, *, rates: BrokerRateLimits, owned: Callable[[], bool], settled: Callable[[], bool],
-        on_lost: Callable[[Topic], None], coordinators: Coordinators | None = None,
+        on_lost: Callable[[Topic], None], coordinators: TransactionCoordinatorsPort | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.applied = applied  # read it anew for each decision; `apply` changes it
@@ -147,7 +147,7 @@ class Topic:
         self._ended = self.is_going = False  # it takes nothing any more; it is being deleted
         self.moves_to = ""  # the endpoint of the broker that gets it, once that is decided
         self._publish_rate, self._dispatch_rate = RateLimit(), RateLimit()
-        self._woken_at = NOWHERE  # the last stable position when subscriptions were woken
+        self._woken_at = NO_POSITION  # the last stable position when subscriptions were woken
         self._broker_rates = rates
         self.admission = TopicAdmission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.maintenance = TopicMaintenance(world, self, config.roll_idle_s)
@@ -163,7 +163,7 @@ class Topic:
         self.transactions = TopicTransactions(
             world, ledgers, config, self, self.log, self.replication, coordinators or NoCoordinators()
         )
-        self.dedup.set_snapshot_limit(self.transactions.position_before_open_transactions)
+        self.dedup.set_snapshot_limit_function(self.transactions.position_before_open_transactions)
         self.key_indexes = KeyIndexes(
             world, ledgers, config, name, self.log, replication=self.replication, applied=self._find_applied,
             turn=rates.indexing,
@@ -292,7 +292,7 @@ class Topic:
         get them before it ends."""
         return self.log.shape.end_index - self.shown.shape.end_index
 
-    def choose_log_of_subscription(self, subscription: Subscription, *, compacted: bool) -> None:
+    def set_log_of_subscription(self, subscription: Subscription, *, compacted: bool) -> None:
         """Sets which log the subscription reads, before a consumer joins it. The log depends on `compacted` and on the
         isolation level of the subscription, which must be set before. Raises ConsumerBusy if connected consumers read
         another log.
@@ -313,7 +313,7 @@ class Topic:
     def _compacted(self) -> None:
         """Called after a compaction. Disconnects the consumers of each subscription that reads the compacted form and
         has not delivered everything up to the position up to which the topic is now compacted (the horizon). When the
-        next consumer joins, the subscription reads the new compacted form (`choose_log_of_subscription`)."""
+        next consumer joins, the subscription reads the new compacted form (`set_log_of_subscription`)."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -385,7 +385,7 @@ class Topic:
         messages stay for another reason."""
         durable = any(each.is_durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:
-            return NOTHING
+            return NO_RETENTION
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
     async def trim_ledgers(self, *, retained: bool = True) -> list[int]:
@@ -395,7 +395,9 @@ class Topic:
         async with self.registry.changing:
             if self._ended:
                 return []
-            kept = (self.retention(), self.retention_without_subscriptions()) if retained else (NOTHING, NOTHING)
+            kept = (
+                (self.retention(), self.retention_without_subscriptions()) if retained else (NO_RETENTION, NO_RETENTION)
+            )
             return await run_to_end(self._trim(*kept))
 
     async def _trim(self, retention: Retention, unread: Retention) -> list[int]:
@@ -496,7 +498,7 @@ class Topic:
             finally:
                 self.producers.close(error)  # whatever happened: publishes since are answered by it alone
                 if last_acks:
-                    await asyncio.wait(last_acks, timeout=LAST_ACKS_S)
+                    await asyncio.wait(last_acks, timeout=LAST_ACKS_WAIT_S)
                 self._disconnect(error)
         await self._close_subscriptions()
         if begun_s is not None:
@@ -504,9 +506,12 @@ class Topic:
 
     async def _close_subscriptions(self) -> None:
         subscriptions = list(self.subscriptions.values())  # readers detach meanwhile
-        for start in range(0, len(subscriptions), CLOSED_AT_ONCE):
+        for start in range(0, len(subscriptions), SUBSCRIPTIONS_CLOSED_AT_ONCE):
             await run_together(
-                [self._close_subscription(each) for each in subscriptions[start : start + CLOSED_AT_ONCE]],
+                [
+                    self._close_subscription(each)
+                    for each in subscriptions[start : start + SUBSCRIPTIONS_CLOSED_AT_ONCE]
+                ],
                 "subscription-end",
             )
         for part in self.parts:
@@ -618,7 +623,7 @@ class ProducerRegistry:
             async with self._epochs:
                 if producer.close_error is not None:  # another one has its place: the epoch is that one's
                     raise producer.close_error
-                producer.epoch = next_epoch(topic.log.record.epoch, topic.log.record.created_ms)
+                producer.epoch = compute_next_topic_epoch(topic.log.record.epoch, topic.log.record.created_ms)
                 await topic.log.commit_fields(epoch=producer.epoch)
         await topic.dedup.wait_idle(producer.name)
         await topic.transactions.wait_idle(producer.name)
@@ -630,7 +635,7 @@ class ProducerRegistry:
         topic = self._topic
         epoch, created_ms = topic.log.record.epoch, topic.log.record.created_ms
         if self._epochs is not None and self._epochs.locked():  # another one has the next epoch; it is not stored yet
-            epoch = next_epoch(epoch, created_ms)
+            epoch = compute_next_topic_epoch(epoch, created_ms)
         change = decide_epoch_change(producer.mode, producer.epoch, epoch)
         if change is TopicEpochChange.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
@@ -678,10 +683,10 @@ class ProducerRegistry:
         self._here.clear()
 
 
-NAMES_BYTES_MAX = 64 << 10
+PRODUCER_NAMES_BYTES_MAX = 64 << 10
 """Most bytes of the names of subscriptions in a topic's record, a sixteenth of what a record holds; with more it names
 none."""
-RECORD_LOST = "magnetar.record-lost-ms"
+RECORD_LOST_PROPERTY = "magnetar.record-lost-ms"
 """The property of a subscription that was made anew because its record was lost: when."""
 
 
@@ -734,7 +739,7 @@ class SubscriptionRegistry:
                 "%s/%s: the record of the subscription is lost, and it was not deleted: it begins anew at the oldest "
                 "message", self._topic.name, name,
             )  # fmt: skip
-            properties = {RECORD_LOST: str(self._topic.world.clock.wall_ms())}
+            properties = {RECORD_LOST_PROPERTY: str(self._topic.world.clock.wall_ms())}
             shape = self._topic.shape(compacted=False)
             making = self._storage.create_subscription(
                 self._topic, name, self._topic.log.shape.start_position, properties, shape
@@ -766,7 +771,7 @@ class SubscriptionRegistry:
         names = (
             () if self._topic.is_going else tuple(sorted(new.union(each.name for each in self.durable_subscriptions())))
         )
-        return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
+        return names if sum(len(each.encode()) for each in names) <= PRODUCER_NAMES_BYTES_MAX else None
 
     def add_subscription(self, subscription: Subscription) -> Subscription:
         """Adds a subscription to the topic, and applies the topic's policies to it. Returns the subscription."""

@@ -16,11 +16,11 @@ coordinators. Rules
   transaction, it first checks in the metadata that no other broker has taken the topic over.
 - **Asked again.** A task asks the coordinators, with back-off, about each transaction that a load finds open (by its
   entries in the log, or by pending acknowledgements). A coordinator that does not answer holds back only the messages
-  after those entries. The task asks about all open transactions every `OPEN_ASK_S`, because a coordinator that was
-  taken over may have lost its list of participants; and at once about those of a coordinator that refuses a join as
-  aborted. The answer ABORTED ends the transaction at once; so does a settlement, which names the last receipt. After
-  COMMITTED without a settlement (an operator made the coordinator wait for this topic no more) the topic waits
-  `SETTLEMENT_S` for one, and then counts every entry.
+  after those entries. The task asks about all open transactions every `OPEN_STATE_ASK_INTERVAL_S`, because a
+  coordinator that was taken over may have lost its list of participants; and at once about those of a coordinator that
+  refuses a join as aborted. The answer ABORTED ends the transaction at once; so does a settlement, which names the last
+  receipt. After COMMITTED without a settlement (an operator made the coordinator wait for this topic no more) the topic
+  waits `SETTLEMENT_WAIT_S` for one, and then counts every entry.
 - **Forgotten.** If the topic may have lost outcomes that it stored, and the coordinator has forgotten the outcome, the
   topic decides nothing: the messages stay hidden, and so do all later ones. An error is logged, and
   `decide_forgotten_transactions` does what an operator says.
@@ -48,17 +48,17 @@ from ...proto.names import Position
 from ...proto.states import LedgerStays, TxnId
 from ...proto.statistics import ForgottenTransaction
 from ...runtime.network import World
-from ..common.config import BrokerConfig, Policy
-from ..common.transactions import Coordinators, Settlement
+from ..common.config import BrokerConfig, GetReplicationPolicy
+from ..common.transactions import Settlement, TransactionCoordinatorsPort
 from ..log.cache import StoredEntry
 from ..log.log import Log
 from ..log.log_queue_core import SequenceRange
 from ..log.log_shape_core import TrimLimit
 from ..subscription.subscription import Subscription
 from .dedup_core import DedupVerdict
-from .outcomes import OutcomesLedger
+from .outcomes import TransactionOutcomesLedger
 from .storage import TransactionsOfDeletedTopic
-from .transactions_core import NOT_KNOWN, OpenTxnStats, TopicTransactionsCore, TxnSnapshot
+from .transactions_core import NO_END_EFFECT, OpenTxnStats, TopicTransactionsCore, TxnSnapshot
 from .txn_joins import SharedTransactionTasks, TransactionJoins, TransactionOutcomeResolver, get_future_error
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 
-LOGGED = 100
+LOGGED_TRANSACTIONS_MAX = 100
 """Most transactions that one line of the log names."""
-SETTLE_AT_ONCE = 100
+TRANSACTIONS_SETTLED_AT_ONCE = 100
 """Settlements that are applied in one step of the loop: a millisecond."""
 
 
@@ -142,13 +142,13 @@ class TopicTransactions:
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: Topic, log: Log,
-        replication: Policy, coordinators: Coordinators,
+        replication: GetReplicationPolicy, coordinators: TransactionCoordinatorsPort,
     ) -> None:  # fmt: skip
         self.core: TopicTransactionsCore | None = None  # None: the topic has seen no transaction
         self.replayed = 0  # entries, when the topic was loaded
         self.world, self.topic, self._log, self.coordinators = world, topic, log, coordinators
         self._ledger_client, self._config, self._replication = ledgers, config, replication
-        self._ledger: OutcomesLedger | None = None
+        self._ledger: TransactionOutcomesLedger | None = None
         self._loop = asyncio.get_running_loop()
         self._under_way: _TxnWork | None = None
         self.ended = False  # it takes nothing any more
@@ -183,10 +183,10 @@ class TopicTransactions:
         ledger = self._make_ledger()
         self._load_core(ledger, await ledger.recover(place))
 
-    def _make_ledger(self) -> OutcomesLedger:
-        return OutcomesLedger(self.world, self._ledger_client, self._config, self._log, self._replication)
+    def _make_ledger(self) -> TransactionOutcomesLedger:
+        return TransactionOutcomesLedger(self.world, self._ledger_client, self._config, self._log, self._replication)
 
-    def _load_core(self, ledger: OutcomesLedger, snapshot: TxnSnapshot) -> TopicTransactionsCore:
+    def _load_core(self, ledger: TransactionOutcomesLedger, snapshot: TxnSnapshot) -> TopicTransactionsCore:
         core = ledger.core = TopicTransactionsCore(self._log.shape, snapshot)
         self._ledger, self.core = ledger, core
         return core
@@ -258,7 +258,7 @@ class TopicTransactions:
             lambda done: then(get_future_error(done))
         )
 
-    async def store_has_transactions(self) -> TopicTransactionsCore:
+    async def store_transactions_flag(self) -> TopicTransactionsCore:
         """Stores in the topic's record that the topic has transactions, unless the record says so already. Must be
         called before its first transaction. Returns the state of the topic's transactions."""
         async with self._here.seeing:
@@ -275,12 +275,12 @@ class TopicTransactions:
         return core
 
     # ------------------------------------------------------------------ entries
-    def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
+    def judge_duplicate(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
         """Returns the verdict on an entry of the transaction: whether it is a duplicate (dedup_core.py). After NEW the
         entry counts as in flight: the caller must pass it to the log, or call `on_publish_failed`. The caller must have
         checked `is_open` in the same turn of the event loop."""
         assert self.core is not None, "it is open"
-        return self.core.judge(txn, name, numbers)
+        return self.core.judge_duplicate(txn, name, numbers)
 
     def on_publish_confirmed(
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
@@ -345,10 +345,10 @@ class TopicTransactions:
         or may own it (the coordinator must look up the owner); TimedOut if the outcome was not stored within
         `timeout_s` seconds."""
         runs: list[asyncio.Future[None]] = []
-        for first in range(0, len(settlements), SETTLE_AT_ONCE):
+        for first in range(0, len(settlements), TRANSACTIONS_SETTLED_AT_ONCE):
             if first:
                 await asyncio.sleep(0)
-            runs += self.start_settling(settlements[first : first + SETTLE_AT_ONCE])
+            runs += self.start_settling(settlements[first : first + TRANSACTIONS_SETTLED_AT_ONCE])
         if runs:
             await asyncio.wait(set(runs), timeout=timeout_s)
         late = TimedOut(f"topic {self.topic.name} has not stored it within {timeout_s:g} s")
@@ -373,8 +373,8 @@ class TopicTransactions:
         """Applies a settlement to the transaction's entries, and to its pending acknowledgements in each subscription.
         Returns the writes that must be durable before the settlement is answered."""
         txn, core = settlement.txn, self.core
-        touched = [each for each in self.topic.registry.durable_subscriptions() if each.has_pending(txn)]
-        end = core.settle(settlement) if core is not None else NOT_KNOWN
+        touched = [each for each in self.topic.registry.durable_subscriptions() if each.has_pending_acks(txn)]
+        end = core.settle(settlement) if core is not None else NO_END_EFFECT
         if end.missing:
             _LOG.error(
                 "%s: transaction %s is committed with %d entries that are not in the log: acknowledged data is lost",
@@ -401,12 +401,13 @@ class TopicTransactions:
         found = [
             ForgottenTransaction(txn, first=each.first, entries=each.entries, bytes=each.size)
             for txn in await self.outcome_resolver.ask_about_forgotten()
-            if (each := core.find_open_statistics(txn)) is not None and each.first is not None
+            if (each := core.find_open_transaction_stats(txn)) is not None and each.first is not None
         ]
         if committed is not None:
             _LOG.error(
                 "%s: an operator says that %d transactions whose outcomes are lost are %s: %s", self.topic.name,
-                len(found), "committed" if committed else "aborted", [str(each.txn) for each in found[:LOGGED]],
+                len(found), "committed" if committed else "aborted",
+                [str(each.txn) for each in found[:LOGGED_TRANSACTIONS_MAX]],
             )  # fmt: skip
             for run in self.start_settling([Settlement(each.txn, committed) for each in found]):
                 await asyncio.shield(run)
@@ -437,7 +438,7 @@ class TopicTransactions:
         self._ledger.schedule_write()
 
     # ------------------------------------------------------------------ as a part of the topic
-    def run_due(self, applied: AppliedPolicies) -> None:
+    def run_due_work(self, applied: AppliedPolicies) -> None:
         """Starts a write of the outcomes if the log has grown much since the last write of outcomes."""
         if self._ledger is not None and not self.ended:
             self._ledger.write_outcomes_if_lagging()
@@ -500,10 +501,10 @@ class TopicTransactions:
             core.aborted_bytes, core.commits, core.aborts,
         )
 
-    def find_open_statistics(self, txn: TxnId) -> OpenTxnStats | None:
+    def find_open_transaction_stats(self, txn: TxnId) -> OpenTxnStats | None:
         """Returns the statistics of an open transaction; None if the transaction has ended at this topic, or is not
         known."""
-        return self.core.find_open_statistics(txn) if self.core is not None else None
+        return self.core.find_open_transaction_stats(txn) if self.core is not None else None
 
     def stop(self) -> None:
         """Stops all tasks of the topic's transactions. Callers that wait for a join, a settlement or an entry in flight
@@ -524,8 +525,8 @@ class TopicTransactions:
             self._ledger.stop()
 
     async def close(self) -> None:
-        """Stops, waits until the tasks have ended, and closes the outcomes ledger (`OutcomesLedger.close`). Must be
-        called after the log was closed."""
+        """Stops, waits until the tasks have ended, and closes the outcomes ledger (`TransactionOutcomesLedger.close`).
+        Must be called after the log was closed."""
         self.stop()
         if self._under_way is not None:
             await self._under_way.runs.tasks.drain()

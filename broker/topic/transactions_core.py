@@ -32,7 +32,7 @@ Rules
   --forgotten`). The position is stored with each later snapshot.
 - `version` grows with each outcome that has to be stored.
 
-Bounds: `OPEN_MAX` transactions of a topic. A bitmap of a million aborted entries takes 250 KB at most.
+Bounds: `OPEN_TRANSACTIONS_MAX` transactions of a topic. A bitmap of a million aborted entries takes 250 KB at most.
 Guarding tests: tests/broker/topic/test_transactions_core.py (against plain lists, with crashes).
 """
 
@@ -47,12 +47,12 @@ from pyroaring import BitMap, BitMap64
 from ...proto.names import Position
 from ...proto.states import ForgottenOutcome, TxnId
 from ..common.transactions import Settlement
-from ..log.log_queue_core import ID_END, SequenceRange
+from ..log.log_queue_core import SEQUENCE_ID_END, SequenceRange
 from ..log.log_shape_core import LogShape
-from .dedup_core import NOTHING, DedupVerdict, ProducerSequenceProgress, judge_sequence_range
+from .dedup_core import NO_PROGRESS, DedupVerdict, ProducerSequenceProgress, judge_sequence_range
 
-NOWHERE = Position(-1, -1)
-OPEN_MAX = 100_000
+NO_POSITION = Position(-1, -1)
+OPEN_TRANSACTIONS_MAX = 100_000
 """Most open transactions of a topic: each takes about 2 KB."""
 
 
@@ -76,7 +76,7 @@ class EntriesOfTxnProducer:
 
     __slots__ = ("in_flight", "last", "progress", "pushed", "sent")
 
-    def __init__(self, progress: ProducerSequenceProgress = NOTHING, last: Position = NOWHERE) -> None:
+    def __init__(self, progress: ProducerSequenceProgress = NO_PROGRESS, last: Position = NO_POSITION) -> None:
         self.progress = self.pushed = progress
         self.last = last  # its last confirmed entry
         self.in_flight = 0
@@ -143,7 +143,7 @@ class TopicTxn:
         indexes = self.indexes.copy()
         indexes.remove_range(0, self.starts[kept] if kept < self.entry_count else 1 << 63)
         late: dict[int, BitMap] = {}
-        end = NOWHERE
+        end = NO_POSITION
         for ledger_id in sorted(self.entries):
             each = self.entries[ledger_id]
             if kept > 0:
@@ -184,7 +184,7 @@ class TxnSnapshot(NamedTuple):
     aborted: Mapping[int, AbortedEntriesOfLedger] = {}
     ended: tuple[TxnId, ...] = ()
     """Transactions that had ended while entries of them were in flight: their entries after `position` are aborted."""
-    lost_to: Position = NOWHERE
+    lost_to: Position = NO_POSITION
     """Of transactions with an entry up to this position, outcomes that were stored may be lost; NOWHERE: none is."""
 
 
@@ -202,7 +202,7 @@ class TxnEndEffect(NamedTuple):
     """Entries that had a receipt, as the coordinator says, and are not in the log: acknowledged data is lost."""
 
 
-NOT_KNOWN = TxnEndEffect({}, shown=False)
+NO_END_EFFECT = TxnEndEffect({}, shown=False)
 
 
 def _above(own: EntriesOfTxnProducer) -> BitMap64:
@@ -269,16 +269,16 @@ class TopicTransactionsCore:
             found = self.known[txn] = TopicTxn()
         return found.phase
 
-    def is_full(self, txn: TxnId) -> bool:
+    def is_at_open_limit(self, txn: TxnId) -> bool:
         """Returns True if the topic has OPEN_MAX open transactions, the most, and the transaction is not one of
         them."""
-        return len(self.known) >= OPEN_MAX and txn not in self.known
+        return len(self.known) >= OPEN_TRANSACTIONS_MAX and txn not in self.known
 
     def may_join(self, txn: TxnId) -> bool:
         """Returns True if the topic may join the transaction: the transaction has not ended here, and the topic has
         fewer than OPEN_MAX open transactions."""
         found = self.known.get(txn)
-        return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhaseAtTopic.ENDED
+        return len(self.known) < OPEN_TRANSACTIONS_MAX if found is None else found.phase is not TxnPhaseAtTopic.ENDED
 
     def on_transaction_joined(self, txn: TxnId) -> bool:
         """Called when the coordinator has made the topic a participant of the transaction. Returns False if the
@@ -329,7 +329,7 @@ class TopicTransactionsCore:
         return found is not None and found.phase is TxnPhaseAtTopic.OPEN
 
     # ------------------------------------------------------------------ entries
-    def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
+    def judge_duplicate(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
         """Returns the verdict on an entry of an open transaction: whether it is a duplicate. After NEW the entry counts
         as in flight: the caller must pass the entry to the log, or call `on_publish_failed`."""
         found = self.known[txn]
@@ -364,7 +364,7 @@ class TopicTransactionsCore:
             return None
         for other in sender.txns:
             if other != txn and self.known[other].numbers[name].sent.range_cardinality(
-                numbers.first, min(numbers.last + 1, ID_END)
+                numbers.first, min(numbers.last + 1, SEQUENCE_ID_END)
             ):
                 return other
         return None
@@ -456,13 +456,13 @@ class TopicTransactionsCore:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEndEffect:
-        """Applies the outcome of a transaction, and returns how the topic changes by it; NOT_KNOWN if the transaction
-        is not known or has ended here. Idempotent. After an earlier settlement the transaction may be known again
-        without an entry, because of an acknowledgement, a join or a new owner. Then its entries up to `last` do not
-        count as missing."""
+        """Applies the outcome of a transaction, and returns how the topic changes by it; NO_END_EFFECT if the
+        transaction is not known or has ended here. Idempotent. After an earlier settlement the transaction may be known
+        again without an entry, because of an acknowledgement, a join or a new owner. Then its entries up to `last` do
+        not count as missing."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhaseAtTopic.ENDED:
-            return NOT_KNOWN
+            return NO_END_EFFECT
         self.commits += settlement.committed
         self.aborts += not settlement.committed
         numbers: dict[str, ProducerSequenceProgress] = {}
@@ -474,11 +474,11 @@ class TopicTransactionsCore:
             self.aborted_indexes |= indexes
             numbers = {
                 name: own.progress for name, own in found.numbers.items()
-                if own.progress != NOTHING and own.last <= end
+                if own.progress != NO_PROGRESS and own.last <= end
             }  # fmt: skip
             missing = max(0, settlement.entries - (found.entry_count - late_count))
         elif settlement.committed:  # all of it counts
-            numbers = {name: own.progress for name, own in found.numbers.items() if own.progress != NOTHING}
+            numbers = {name: own.progress for name, own in found.numbers.items() if own.progress != NO_PROGRESS}
             if found.entry_count or not self._is_in_log(settlement.last):
                 missing = max(0, settlement.entries - found.entry_count)
         else:
@@ -490,7 +490,7 @@ class TopicTransactionsCore:
         }  # fmt: skip
         for name in found.numbers:
             sender = self._senders.get(name)
-            if sender is not None and sender.txns.pop(settlement.txn, NOWHERE) is None and not sender.txns:
+            if sender is not None and sender.txns.pop(settlement.txn, NO_POSITION) is None and not sender.txns:
                 del self._senders[name]
         shown = self._hidden.pop(settlement.txn, None) is not None
         self._stable = None
@@ -600,7 +600,7 @@ class TopicTransactionsCore:
         found = self.known.get(txn)
         return found.in_flight if found is not None else 0
 
-    def find_open_statistics(self, txn: TxnId) -> OpenTxnStats | None:
+    def find_open_transaction_stats(self, txn: TxnId) -> OpenTxnStats | None:
         """Returns the statistics of an open transaction; None if the transaction has ended, or is not known."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhaseAtTopic.ENDED:
@@ -638,7 +638,7 @@ class TopicTransactionsCore:
                 txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
                 each.starts.copy(), each.size,
                 {
-                    name: (own.progress, own.last) for name, own in each.numbers.items() if own.progress != NOTHING
+                    name: (own.progress, own.last) for name, own in each.numbers.items() if own.progress != NO_PROGRESS
                 },
             )
             for txn, each in self._hidden.items() if each.first is not None

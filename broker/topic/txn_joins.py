@@ -24,7 +24,7 @@ from ...proto.names import TopicName
 from ...proto.states import ForgottenOutcome, TxnId, TxnState
 from ...runtime.tasks import Tasks
 from ..common.transactions import JoinAnswer, Settlement, convert_join_answer_to_state
-from .transactions_core import OPEN_MAX, TopicTransactionsCore, TxnPhaseAtTopic
+from .transactions_core import OPEN_TRANSACTIONS_MAX, TopicTransactionsCore, TxnPhaseAtTopic
 
 if TYPE_CHECKING:
     from .transactions import TopicTransactions
@@ -111,13 +111,13 @@ def get_future_error(done: asyncio.Future[None]) -> MagnetarError | None:
 # again").
 
 
-JOIN_S = 5.0
+JOIN_TIMEOUT_S = 5.0
 """Seconds that a send or an acknowledgement waits for a coordinator that does not answer."""
-ASK_S, ASK_S_MAX = 0.2, 5.0
+OUTCOME_ASK_PAUSE_S, OUTCOME_ASK_PAUSE_S_MAX = 0.2, 5.0
 """Seconds between two rounds of questions about transactions that a load has found: at first, and at most."""
-OPEN_ASK_S = 30.0
-SETTLEMENT_S = 10.0
-ASK_AT_ONCE = 1_000
+OPEN_STATE_ASK_INTERVAL_S = 30.0
+SETTLEMENT_WAIT_S = 10.0
+TRANSACTIONS_ASKED_AT_ONCE = 1_000
 
 
 class TransactionOutcomeResolver:
@@ -143,7 +143,7 @@ class TransactionOutcomeResolver:
         ended, after its end was applied at this topic; None if it is open, or if its coordinator does not answer within
         JOIN_S seconds. Raises NotOwner if the topic has ended at this broker."""
         try:
-            async with asyncio.timeout(JOIN_S):
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
                 return await self._until_over(txn)
         except (MagnetarError, TimeoutError) as error:
             if self._of.ended:
@@ -188,13 +188,13 @@ class TransactionOutcomeResolver:
     async def _keep_asking(self) -> None:
         core, clock = self._of.core, self._of.world.clock
         assert core is not None, "there is something to ask for"
-        pause_s, swept = ASK_S, clock.monotonic()
+        pause_s, swept = OUTCOME_ASK_PAUSE_S, clock.monotonic()
         try:
             while not self._of.ended:
                 self.register_pending_acknowledgements(core)
                 if not core.open_transaction_ids:
                     break
-                every = clock.monotonic() - swept >= OPEN_ASK_S
+                every = clock.monotonic() - swept >= OPEN_STATE_ASK_INTERVAL_S
                 if every:
                     swept = clock.monotonic()
                 wanted = [
@@ -202,14 +202,14 @@ class TransactionOutcomeResolver:
                     if (every or core.known[txn].phase is TxnPhaseAtTopic.ASKED) and not self._of.joins.is_joining(txn)
                 ]  # fmt: skip
                 await self._ask_all(wanted)
-                pause_s = min(2 * pause_s, ASK_S_MAX) if wanted else ASK_S
-                await asyncio.sleep(pause_s if wanted else ASK_S_MAX)
+                pause_s = min(2 * pause_s, OUTCOME_ASK_PAUSE_S_MAX) if wanted else OUTCOME_ASK_PAUSE_S
+                await asyncio.sleep(pause_s if wanted else OUTCOME_ASK_PAUSE_S_MAX)
         finally:
             self._asking = None
 
     async def _ask_all(self, txns: Sequence[TxnId]) -> None:
-        for first in range(0, len(txns), ASK_AT_ONCE):
-            await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
+        for first in range(0, len(txns), TRANSACTIONS_ASKED_AT_ONCE):
+            await asyncio.gather(*map(self._ask_one, txns[first : first + TRANSACTIONS_ASKED_AT_ONCE]))
 
     def resolve_other_transactions_of_coordinator(self, number: int) -> None:
         """Starts a task that asks the coordinator `number` once about its other open transactions at this topic. Called
@@ -256,7 +256,7 @@ class TransactionOutcomeResolver:
             self._of.start_settling([Settlement(txn, False)])
         elif joined is TxnState.COMMITTED:
             now = self._of.world.clock.monotonic()
-            if now - self._committed_at.setdefault(txn, now) >= SETTLEMENT_S:
+            if now - self._committed_at.setdefault(txn, now) >= SETTLEMENT_WAIT_S:
                 topic = self._of.topic.name
                 _LOG.error("%s: no settlement of the committed %s has come: every entry counts", topic, txn)
                 self._of.start_settling([Settlement(txn, True)])
@@ -377,13 +377,13 @@ class TransactionJoins:
         if not self._of.topic.name.persistent:
             raise NotAllowed(f"topic {self._of.topic.name} keeps nothing, and takes part in no transaction")
         self._check_leaving()
-        core = await self._of.store_has_transactions()
-        is_full = core.is_full(txn)
+        core = await self._of.store_transactions_flag()
+        is_full = core.is_at_open_limit(txn)
         if is_full or core.register_unresolved_transaction(txn) is TxnPhaseAtTopic.ENDED:
             if not self._is_writer(txn, owner):
                 await self._patiently(txn, owner)  # raises InvalidRequest for another role: it learns nothing
             if is_full:
-                raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
+                raise BackPressure(f"topic {self._of.topic.name} has {OPEN_TRANSACTIONS_MAX} open transactions")
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
             joined = await self._patiently(txn, owner)
@@ -430,7 +430,7 @@ class TransactionJoins:
     async def _patiently(self, txn: TxnId, owner: str | None) -> JoinAnswer:
         """Asks the coordinator to join the transaction, and returns its answer. Retries for JOIN_S seconds; raises
         Unavailable after that. The entry for which the topic joins is certainly not in the log then."""
-        end = self._of.world.clock.monotonic() + JOIN_S
+        end = self._of.world.clock.monotonic() + JOIN_TIMEOUT_S
         while True:
             try:
                 return await self._of.coordinators.join_transaction(txn, self._of.topic.name, owner)

@@ -29,30 +29,30 @@ from ...proto.errors import (
 from ...proto.states import COUNTER_BITS, ForgottenOutcome, TxnState
 from .halves_core import IntentQueuedUntilDurable
 from .intents_core import (
-    NAME_MAX,
+    NAME_CHARACTERS_MAX,
     AbortByAdmin,
     AbortIfOpen,
     AbortReason,
     BeginAnswer,
     BeginTransactions,
     CommitSinkBatch,
+    CoordinatorIntent,
     EndTransaction,
-    Intent,
     JoinTransaction,
     RemoveParticipant,
     TransactionEndVerb,
 )
 from .outcomes_core import OutcomeDecider, PendingDecisions
 from .records_core import (
-    DISCARDED_BATCH,
-    AnyRecord,
+    DISCARDED_BATCH_NUMBER,
+    AnyCoordinatorRecord,
     IdleNamesRemoved,
     NameHolderChanged,
     Participant,
     ParticipantDetached,
     SinkBatch,
     SinkBatchRecorded,
-    SinkTag,
+    SinkBatchTag,
     TransactionOwner,
     TransactionPrepared,
     make_commit_record,
@@ -60,9 +60,9 @@ from .records_core import (
 from .state_core import (
     COUNTER_MAX,
     EPOCH_MAX,
-    IN_DOUBT,
-    Key,
+    IN_DOUBT_PHASES,
     LiveTransaction,
+    OwnerAndName,
     TransactionPhase,
     TransactionTable,
     UnsettledTransaction,
@@ -79,7 +79,7 @@ from .state_core import (
 # Guards: tests/broker/transaction/test_coordinator_walk.py.
 
 
-RECORD_BYTES_MAX = 4 << 20
+BEGIN_RECORD_BYTES_MAX = 4 << 20
 """Largest estimated size of a commit record in bytes: a record must fit into one entry of the ledger."""
 
 
@@ -123,7 +123,7 @@ class TransactionEndDecider:
             return False
         try:
             found = self._outcomes.find_transaction(txn, now, owner)
-            if not isinstance(found, LiveTransaction) or found.phase in IN_DOUBT:
+            if not isinstance(found, LiveTransaction) or found.phase in IN_DOUBT_PHASES:
                 return False
             self._add_participant(found, topic)
         except MagnetarError:
@@ -201,8 +201,8 @@ class TransactionEndDecider:
             )
         found = [said.get(topic) or Participant(topic, 0) for topic in live.participants]
         size = sum(len(each.topic) + 100 for each in found)
-        if size > RECORD_BYTES_MAX:
-            raise InvalidRequest(f"a commit of {len(found)} participants is larger than {RECORD_BYTES_MAX} bytes")
+        if size > BEGIN_RECORD_BYTES_MAX:
+            raise InvalidRequest(f"a commit of {len(found)} participants is larger than {BEGIN_RECORD_BYTES_MAX} bytes")
         return found
 
     # ------------------------------------------------------------------ of an administrator
@@ -274,10 +274,11 @@ class SinkBatchDecider:
         self._decisions = decisions
         self._outcomes = outcomes
         self._ends = ends
-        self.in_doubt: dict[Key, list[Intent]] = {}  # by sink: what waits for the batch that is being committed
+        # by sink: what waits for the batch that is being committed
+        self.in_doubt: dict[OwnerAndName, list[CoordinatorIntent]] = {}
         self.last_used_times = {key: now - each.idle_s for key, each in table.state.sinks.items()}
 
-    def has_committed_batch(self, intent: BeginTransactions | CommitSinkBatch, tag: SinkTag, now: float) -> bool:
+    def has_committed_batch(self, intent: BeginTransactions | CommitSinkBatch, tag: SinkBatchTag, now: float) -> bool:
         """Returns True if the sink has committed the batch `tag` already. Raises InvalidRequest if the number of the
         batch is negative; BackPressure if there are too many sinks; SinkFenced if another query writes the sink;
         IntentQueuedUntilDurable while another batch of the sink is being committed."""
@@ -315,9 +316,9 @@ class SinkBatchDecider:
         committed."""
         sink = None
         if intent.sink_id:
-            tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
-            if max(len(tag.sink_id), len(tag.query_id)) > NAME_MAX:
-                raise InvalidRequest(f"names of sinks and queries have at most {NAME_MAX} characters")
+            tag = SinkBatchTag(intent.sink_id, intent.query_id, intent.batch)
+            if max(len(tag.sink_id), len(tag.query_id)) > NAME_CHARACTERS_MAX:
+                raise InvalidRequest(f"names of sinks and queries have at most {NAME_CHARACTERS_MAX} characters")
             if self.has_committed_batch(intent, tag, now):
                 self._decisions.answer_intent(intent, True)
                 return
@@ -337,7 +338,7 @@ class SinkBatchDecider:
                 raise self._table.make_abort_error(txn)
         self._check_batch(intent, live)
         shares = {each.txn: self._ends.match_reported_participants(each, intent.txns[each.txn], now) for each in live}
-        if sum(len(each) for each in shares.values()) * 40 > RECORD_BYTES_MAX:
+        if sum(len(each) for each in shares.values()) * 40 > BEGIN_RECORD_BYTES_MAX:
             raise InvalidRequest(f"a batch of {len(shares)} transactions has too many participants for one record")
         for each in live:
             each.phase = TransactionPhase.COMMITTING
@@ -370,12 +371,12 @@ class SinkBatchDecider:
 # --------------------------------------------------------------------------------------------------- begins_core
 
 
-BLOCK_MAX = 1_000
+IDS_PER_BLOCK_MAX = 1_000
 """Largest number of ids that one BeginTransactions gets."""
-BLOCKS = 64
+FREE_IDS_DIVISOR = 64
 """A BeginTransactions gets at most this fraction (1 / BLOCKS) of the ids that may still be given. So a client which
 does not use its ids leaves some for others."""
-NOTES = 24
+IDLE_RECORDS_PER_PERIOD = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
 
@@ -412,8 +413,8 @@ class TransactionBeginDecider:
             )
         tag = intent.tag
         texts = (intent.name, *((tag.sink_id, tag.query_id, tag.run) if tag is not None else ()))
-        if max(map(len, texts)) > NAME_MAX:
-            raise InvalidRequest(f"names of owners and sinks have at most {NAME_MAX} characters")
+        if max(map(len, texts)) > NAME_CHARACTERS_MAX:
+            raise InvalidRequest(f"names of owners and sinks have at most {NAME_CHARACTERS_MAX} characters")
         if tag is not None and self._batches.has_committed_batch(intent, tag, now):
             self._decisions.answer_intent(intent, BeginAnswer(0, 0, 0.0, already=True))
             return
@@ -431,7 +432,7 @@ class TransactionBeginDecider:
             room = min(room, limits.open_per_role_max - self._table.open_by_owner.get(intent.owner, 0))
         if room <= 0:
             raise BackPressure(f"coordinator {self._table.number} has {used} open transactions: wait for some to end")
-        return min(max(1, intent.count), BLOCK_MAX, max(1, room // BLOCKS))
+        return min(max(1, intent.count), IDS_PER_BLOCK_MAX, max(1, room // FREE_IDS_DIVISOR))
 
     def _change_holder(self, intent: BeginTransactions, now: float) -> None:
         owner, limits = intent.owner, self._table.limits
@@ -506,27 +507,31 @@ class TransactionBeginDecider:
                 IdleNamesRemoved([name for _, name in names], [owner for owner, _ in names])
             )
         for sink in sinks:
-            last = SinkBatch(sink.sink_id, sink.query_id, DISCARDED_BATCH, sink.owner)
+            last = SinkBatch(sink.sink_id, sink.query_id, DISCARDED_BATCH_NUMBER, sink.owner)
             self._decisions.append_decision(SinkBatchRecorded(last))
         for key in names:
             self._used_names.pop(key, None)
         for sink in sinks:
             self._batches.last_used_times.pop((sink.owner, sink.sink_id), None)
-        if now - self._idle_noted_at >= shortest / NOTES:
+        if now - self._idle_noted_at >= shortest / IDLE_RECORDS_PER_PERIOD:
             self._idle_noted_at = now
             changing = {*taken, *self._batches.in_doubt, *names, *((each.owner, each.sink_id) for each in sinks)}
             for note in list(self.make_idle_time_records(now, changing)):
                 self._decisions.append_decision(note)
 
-    def make_idle_time_records(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
+    def make_idle_time_records(
+        self, now: float, changing: Collection[OwnerAndName] = ()
+    ) -> Iterator[AnyCoordinatorRecord]:
         """Yields records that store for how long names and sinks have been idle, except for those in `changing`. Only
         if the stored time differs from the actual time by at least 1 / NOTES of the longest allowed idle time."""
         limits = self._table.limits
         for (owner, name), each in self._table.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)
-            if (owner, name) not in changing and abs(idle_s - each.idle_s) >= limits.name_idle_s / NOTES:
+            if (owner, name) not in changing and abs(
+                idle_s - each.idle_s
+            ) >= limits.name_idle_s / IDLE_RECORDS_PER_PERIOD:
                 yield NameHolderChanged(name, each.holder, idle_s, owner)
         for key, sink in self._table.state.sinks.items():
             idle_s = now - self._batches.last_used_times.get(key, now)
-            if key not in changing and abs(idle_s - sink.idle_s) >= limits.sink_idle_s / NOTES:
+            if key not in changing and abs(idle_s - sink.idle_s) >= limits.sink_idle_s / IDLE_RECORDS_PER_PERIOD:
                 yield SinkBatchRecorded(SinkBatch(sink.sink_id, sink.query_id, sink.batch, sink.owner, idle_s))

@@ -40,7 +40,7 @@ from ...runtime.network import World
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.transactions import JoinAnswer, Settlement
 from .coordinator_core import TransactionCoordinatorCore
-from .halves_core import PUBLISH_S
+from .halves_core import PUBLISH_TIMEOUT_S
 from .intents_core import (
     AbandonEpoch,
     AbortByAdmin,
@@ -53,20 +53,20 @@ from .intents_core import (
     BeginTransactions,
     ChangeHalf,
     CommitSinkBatch,
+    CoordinatorEffect,
+    CoordinatorIntent,
     CoordinatorLimits,
-    Effect,
     EndHalf,
     EndTransaction,
     GetTransactionStatus,
     HalfMessageChangeVerb,
     HalfMessageEndVerb,
     HalfMessageRow,
-    Intent,
+    IntentResult,
     JoinTransaction,
     PrepareHalf,
     PublishHalfMessage,
     RemoveParticipant,
-    Result,
     SendOutcomeToParticipant,
     TransactionEndVerb,
     TransactionRow,
@@ -75,9 +75,9 @@ from .intents_core import (
 )
 from .log import CoordinatorLog
 from .peers import CoordinatorRequest, SettlementSender, SettlementTransport
-from .records_core import HalfMessage, Participant, SinkTag
+from .records_core import HalfMessage, Participant, SinkBatchTag
 
-AT_ONCE = 64
+HALVES_PUBLISHED_AT_ONCE = 64
 """Half messages that one coordinator publishes at a time."""
 
 
@@ -135,7 +135,7 @@ class HalfMessageDriver:
         self._published = published
         self._not_published = not_published
         self._members: dict[HalfMessageGroupMember, None] = {}  # in the order in which they came
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = asyncio.Semaphore(HALVES_PUBLISHED_AT_ONCE)
         self._tasks = Tasks()
 
     # ------------------------------------------------------------------ members
@@ -163,10 +163,12 @@ class HalfMessageDriver:
 
     async def _work(self, effect: PublishHalfMessage) -> None:
         try:
-            async with asyncio.timeout(PUBLISH_S), self._room:
+            async with asyncio.timeout(PUBLISH_TIMEOUT_S), self._room:
                 listed = await self._publish(effect.txn, effect.messages)
         except TimeoutError as error:
-            known = error if isinstance(error, MagnetarError) else TimedOut(f"not published within {PUBLISH_S:g} s")
+            known = (
+                error if isinstance(error, MagnetarError) else TimedOut(f"not published within {PUBLISH_TIMEOUT_S:g} s")
+            )
             self._not_published(effect, known)
         except MagnetarError as error:
             self._not_published(effect, error)
@@ -185,18 +187,18 @@ class HalfMessageDriver:
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
-TICK_S = 0.5
+COORDINATOR_TICK_S = 0.5
 """Seconds between two checks of deadlines; also how long a deferred record, such as TransactionsSettled, may wait for
 an append that it can join."""
-ANSWER_S = 25.0
+ANSWER_TIMEOUT_S = 25.0
 """Seconds that a request may take: less than the time after which a client repeats it."""
 
-ID_GAP_MAX = 1 << 16
+TXN_ID_GAP_MAX = 1 << 16
 """Bound of the random number of ids that are left out before a block, so that ids cannot be guessed. An epoch has 40
 bits of ids, which are 33 million blocks on average."""
 
 
-Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
+PublishHalfMessages = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
 """Publishes the messages of a half in a transaction; returns its participants (broker/node/internal_producer.py)."""
 
 
@@ -207,7 +209,7 @@ class RunningCoordinator:
 
     def __init__(
         self, world: World, log: CoordinatorLog, core: TransactionCoordinatorCore, topics: SettlementTransport,
-        publish: Publish,
+        publish: PublishHalfMessages,
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> None:  # fmt: skip
@@ -233,7 +235,7 @@ class RunningCoordinator:
     @classmethod
     async def load(
         cls, world: World, log: CoordinatorLog, limits: CoordinatorLimits, topics: SettlementTransport,
-        publish: Publish,
+        publish: PublishHalfMessages,
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
@@ -244,7 +246,7 @@ class RunningCoordinator:
         state, epoch = await log.take_over()
         rng = world.rng
         core = TransactionCoordinatorCore(
-            log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(ID_GAP_MAX)
+            log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(TXN_ID_GAP_MAX)
         )
         running = cls(world, log, core, topics, publish, close_s, on_over)
         running.loading_ms, running.loaded_ms = loading_ms, world.clock.wall_ms()
@@ -255,7 +257,7 @@ class RunningCoordinator:
     # ------------------------------------------------------------------ questions
     async def begin_transactions(
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
-        tag: SinkTag | None = None, adopt: bool = False, address: str = "",
+        tag: SinkBatchTag | None = None, adopt: bool = False, address: str = "",
     ) -> BeginAnswer:  # fmt: skip
         """Begins up to `count` transactions for the role `owner`, and returns their ids. Raises BackPressure if there
         are too many open transactions; InvalidRequest if an argument is invalid; SinkFenced if another query writes the
@@ -317,7 +319,7 @@ class RunningCoordinator:
         self,
         owner: str,
         txns: Mapping[TxnId, Sequence[Participant]],
-        tag: SinkTag | None = None,
+        tag: SinkBatchTag | None = None,
         *,
         adopt: bool = False,
     ) -> bool:
@@ -447,24 +449,26 @@ class RunningCoordinator:
         """Returns for how many seconds the oldest transaction without an outcome has been open; 0 if there is none."""
         return self.core.table.oldest_open_s(self._clock.monotonic())
 
-    async def _state(self, make: Callable[[object], Intent]) -> TxnState:
+    async def _state(self, make: Callable[[object], CoordinatorIntent]) -> TxnState:
         found = await self._ask(make)
         assert isinstance(found, TxnState), "the question is about a state"
         return found
 
-    async def _ask(self, make: Callable[[object], Intent]) -> Any:
+    async def _ask(self, make: Callable[[object], CoordinatorIntent]) -> Any:
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._do(self.core.receive(make(answered), self._clock.monotonic()))
         if answered.done():
             return answered.result()
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await answered
         except TimeoutError as error:
-            raise TimedOut(f"coordinator {self.number} has no answer within {ANSWER_S:g} s: ask again") from error
+            raise TimedOut(
+                f"coordinator {self.number} has no answer within {ANSWER_TIMEOUT_S:g} s: ask again"
+            ) from error
 
     # ------------------------------------------------------------------ effects
-    def _do(self, effects: Iterable[Effect]) -> None:
+    def _do(self, effects: Iterable[CoordinatorEffect]) -> None:
         for effect in effects:
             match effect:
                 case AnswerRequest(request, result):
@@ -550,7 +554,7 @@ class RunningCoordinator:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(COORDINATOR_TICK_S)
             self._do(self.core.tick(self._clock.monotonic()))
             if self.core.decisions.has_deferred_records:
                 self.core.decisions.append_deferred_records_next()
@@ -620,7 +624,7 @@ class RunningCoordinator:
         self._on_over(self)
 
 
-def _answer(request: object, result: Result) -> None:
+def _answer(request: object, result: IntentResult) -> None:
     if isinstance(request, CoordinatorRequest):
         request.answer(result)
         return

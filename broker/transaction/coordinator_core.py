@@ -41,7 +41,7 @@ from typing import assert_never
 
 from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown
 from ...proto.states import COUNTER_BITS, TxnState
-from .begins_core import BLOCK_MAX, SinkBatchDecider, TransactionBeginDecider, TransactionEndDecider
+from .begins_core import IDS_PER_BLOCK_MAX, SinkBatchDecider, TransactionBeginDecider, TransactionEndDecider
 from .halves_core import HalfMessageCore, IntentQueuedUntilDurable
 from .intents_core import (
     AbortByAdmin,
@@ -51,21 +51,21 @@ from .intents_core import (
     BeginTransactions,
     ChangeHalf,
     CommitSinkBatch,
+    CoordinatorEffect,
+    CoordinatorIntent,
     CoordinatorLimits,
-    Effect,
     EndHalf,
     EndTransaction,
     GetTransactionStatus,
-    Intent,
+    IntentResult,
     JoinTransaction,
     PrepareHalf,
     RemoveParticipant,
-    Result,
     WatchHalves,
 )
 from .outcomes_core import OutcomeDecider, PendingDecision, PendingDecisions
 from .records_core import (
-    AnyRecord,
+    AnyCoordinatorRecord,
     EpochHandedOver,
     HalfMessageAgeRecorded,
     HalfMessageRolledBack,
@@ -85,7 +85,7 @@ from .records_core import (
     make_commit_record,
 )
 from .state_core import (
-    IN_DOUBT,
+    IN_DOUBT_PHASES,
     CoordinatorState,
     LiveTransaction,
     TransactionIdLease,
@@ -94,7 +94,7 @@ from .state_core import (
     txn_state_of_table_entry,
 )
 
-MARKS = 8
+LOWEST_ID_RECORDS_PER_PERIOD = 8
 """How often per `retention_s` the lowest unsettled id is recorded."""
 HANDOVER_RECORD_ITEMS_MAX = 500
 """Most open transactions, and most leases, in one record of a hand-over."""
@@ -128,7 +128,7 @@ class TransactionCoordinatorCore:
         self.halves = HalfMessageCore(state.halves, limits.halves, self, epoch, now)
 
     # ------------------------------------------------------------------ intents
-    def start(self, now: float) -> list[Effect]:
+    def start(self, now: float) -> list[CoordinatorEffect]:
         """Resumes the transactions of earlier epochs. Returns the first effects: send the outcomes that those epochs
         decided."""
         for handed in self.state.handed:
@@ -152,7 +152,7 @@ class TransactionCoordinatorCore:
         for txns, owned in handed.leases:
             self.table.add_lease(txns, owned, now)
 
-    def receive(self, intent: Intent, now: float) -> list[Effect]:
+    def receive(self, intent: CoordinatorIntent, now: float) -> list[CoordinatorEffect]:
         """Decides about the intent, and returns the effects. The answer to the intent is among these effects, or among
         the effects of a later call. After the end of the epoch the answer is NotOwner."""
         if self.decisions.has_ended:
@@ -162,7 +162,7 @@ class TransactionCoordinatorCore:
         self._receive(intent, now)
         return self.decisions.take_effects()
 
-    def _receive(self, intent: Intent, now: float) -> None:
+    def _receive(self, intent: CoordinatorIntent, now: float) -> None:
         try:
             match intent:
                 case BeginTransactions():
@@ -251,7 +251,7 @@ class TransactionCoordinatorCore:
             self.outcomes.abort_transaction(live, AbortReason.FAILED, now)
 
     # ------------------------------------------------------------------ what is durable
-    def on_appended(self, number: int, now: float) -> list[Effect]:
+    def on_appended(self, number: int, now: float) -> list[CoordinatorEffect]:
         """Called when the records of append `number` are durable. Applies them to the state, and returns the
         effects."""
         decisions = self.decisions.take_durable_decisions(number)
@@ -260,7 +260,7 @@ class TransactionCoordinatorCore:
             self._on_durable(decision, now)
         return self.decisions.take_effects()
 
-    def on_outcome_stored(self, txn: int, topic: str) -> list[Effect]:
+    def on_outcome_stored(self, txn: int, topic: str) -> list[CoordinatorEffect]:
         """Called when the topic has stored the outcome of the transaction. Returns the effects. A repeated call does
         nothing."""
         self.outcomes.on_outcome_stored(txn, topic)
@@ -296,7 +296,7 @@ class TransactionCoordinatorCore:
             case HalfMessageStored() | HalfMessageAgeRecorded() | HalfMessageRolledBack():
                 self.halves.on_record_durable(record, now)
 
-    def _durable_commit(self, record: TransactionsCommitted, intent: Intent | None, now: float) -> None:
+    def _durable_commit(self, record: TransactionsCommitted, intent: CoordinatorIntent | None, now: float) -> None:
         ended = []
         for txn, shares in record.txns:
             live = self.table.live.get(txn)
@@ -318,7 +318,7 @@ class TransactionCoordinatorCore:
             self.halves.remove_half_message(record.half, "committed", now)
 
     # ------------------------------------------------------------------ time
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[CoordinatorEffect]:
         """Aborts the transactions whose deadline has passed, and discards old outcomes. Returns the effects. The driver
         must call this method about once a second."""
         if self.decisions.has_ended:
@@ -338,12 +338,12 @@ class TransactionCoordinatorCore:
         lease, live = self.table.unused.get(txn), self.table.live.get(txn)
         if lease is not None and lease.until <= now:
             self.outcomes.abort_or_void_id(txn, AbortReason.LEASE, now)
-        elif live is not None and live.deadline <= now and live.phase not in IN_DOUBT:
+        elif live is not None and live.deadline <= now and live.phase not in IN_DOUBT_PHASES:
             self.outcomes.abort_transaction(live, AbortReason.TIMEOUT, now)
 
     def _expire_outcomes(self, now: float) -> None:
         limits = self.table.limits
-        if not self._marks or now - self._marks[-1][0] >= limits.retention_s / MARKS:
+        if not self._marks or now - self._marks[-1][0] >= limits.retention_s / LOWEST_ID_RECORDS_PER_PERIOD:
             self._marks.append((now, self.table.lowest_unsettled_id))
         below = self.state.forgotten_below
         while self._marks and now - self._marks[0][0] >= limits.retention_s:
@@ -354,18 +354,20 @@ class TransactionCoordinatorCore:
         self.begins.expire_idle_names_and_sinks(now)
 
     # ------------------------------------------------------------------ the end of the epoch
-    def end_epoch(self) -> list[Effect]:
+    def end_epoch(self) -> list[CoordinatorEffect]:
         """Ends the epoch, and returns the effects. Answers every waiting request with OutcomeUnknown or NotOwner: the
         next epoch reads from the ledger what was decided."""
         self.decisions.has_ended = True
-        waiting: list[Intent] = [intent for live in self.table.live.values() for intent in live.waiting_intents]
+        waiting: list[CoordinatorIntent] = [
+            intent for live in self.table.live.values() for intent in live.waiting_intents
+        ]
         undecided = (*self.decisions.gathered, *self.decisions.writing)
         waiting += [each.intent for each in undecided if each.intent is not None]
         waiting += [intent for intents in self.batches.in_doubt.values() for intent in intents]
         waiting += self.halves.take_waiting_intents()
         unknown = OutcomeUnknown(f"coordinator {self.table.number} is moving: ask it again")
         nothing = NotOwner(f"coordinator {self.table.number} is moving; look it up again")
-        answers: dict[object, Result] = {
+        answers: dict[object, IntentResult] = {
             intent.request: nothing
             if isinstance(intent, JoinTransaction | GetTransactionStatus | AbortIfOpen)
             else unknown
@@ -380,7 +382,7 @@ class TransactionCoordinatorCore:
         self.batches.in_doubt.clear()
         return self.decisions.take_effects()
 
-    def make_next_epoch_records(self, now: float) -> list[AnyRecord]:
+    def make_next_epoch_records(self, now: float) -> list[AnyCoordinatorRecord]:
         """Returns the records that hand this epoch's open transactions and leases over to the next epoch. `has_ended`
         must be True, and no append may be in flight. The coordinator must decide nothing after this call."""
         assert self.decisions.has_ended, "nothing is decided after a hand-over"
@@ -393,7 +395,7 @@ class TransactionCoordinatorCore:
         for txn, lease in self.table.unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
         leases = [HandedOverIdLease(txns, lease.owned) for lease, txns in grouped.values()]
-        records: list[AnyRecord] = [
+        records: list[AnyCoordinatorRecord] = [
             *(each.record for each in self.decisions.deferred),
             *self.halves.make_half_message_age_records(now),
             *self.begins.make_idle_time_records(now),
@@ -436,7 +438,7 @@ class TransactionCoordinatorCore:
         assert not self.table.live.keys() & self.table.ending.keys(), "a transaction has an outcome or not"
         for txn, live in self.table.live.items():
             assert not self.state.is_committed(txn), "a live transaction has no outcome"
-            assert (live.phase in IN_DOUBT) or not live.waiting_intents, "only what is in doubt waits"
+            assert (live.phase in IN_DOUBT_PHASES) or not live.waiting_intents, "only what is in doubt waits"
             assert (txn in self.state.prepared) is (
                 live.phase in (TransactionPhase.PREPARED, TransactionPhase.ABORTING)
                 or (live.phase is TransactionPhase.COMMITTING and txn in self.state.prepared)
@@ -446,10 +448,10 @@ class TransactionCoordinatorCore:
         doubt |= {
             record.txn for record in written if isinstance(record, TransactionPrepared | PreparedTransactionAborted)
         }
-        in_doubt = {txn for txn, live in self.table.live.items() if live.phase in IN_DOUBT}
+        in_doubt = {txn for txn, live in self.table.live.items() if live.phase in IN_DOUBT_PHASES}
         assert doubt & self.table.live.keys() == in_doubt, "in doubt is what is on its way"
         for txn, ending in self.table.ending.items():
             assert ending.committed is self.state.is_committed(txn), "committed is durable"
-        assert len(self.table.live) + len(self.table.unused) <= self.table.limits.open_max + BLOCK_MAX, (
+        assert len(self.table.live) + len(self.table.unused) <= self.table.limits.open_max + IDS_PER_BLOCK_MAX, (
             "the bound holds"
         )

@@ -2,7 +2,8 @@
 
     await coordinators.find_owner(number)           returns the owner; this broker becomes it if there is none
     await coordinators.load_owned_coordinator(n)    returns the running one; NotOwner if another broker owns it
-    await coordinators.join_transaction(txn, topic) and ask_transaction_state, abort_if_open: `Coordinators` of
+    await coordinators.join_transaction(txn, topic) and ask_transaction_state, abort_if_open:
+    `TransactionCoordinatorsPort` of
                                                     broker/common/transactions.py, here or over the network
     await coordinators.load_unowned_coordinators()  loads those that no broker owns and that have something to do
     await coordinators.close() | abandon_all(error) closes them in order, or stops them at once
@@ -45,7 +46,7 @@ from ..log.snapshot_ledger import TopicStateLedgers
 from .peers import TransactionPeerClient
 
 if TYPE_CHECKING:
-    from .coordinator import Publish, RunningCoordinator
+    from .coordinator import PublishHalfMessages, RunningCoordinator
     from .intents_core import CoordinatorLimits
     from .peers import SettlementTransport
 
@@ -89,13 +90,14 @@ def coordinator_limits(config: BrokerConfig) -> CoordinatorLimits:
 
 class TransactionCoordinators:
     """The transaction coordinators that this broker runs, and look-ups of the owners of the others. Implements
-    `Coordinators` (broker/common/transactions.py) for topics. There is one object for each ownership session.
-    `is_settled`: a function that returns True when the broker knows which bundles it owns; before that it becomes the
-    owner of no coordinator. A method that reads or changes the metadata also raises the errors of the metadata."""
+    `TransactionCoordinatorsPort` (broker/common/transactions.py) for topics. There is one object for each ownership
+    session. `is_settled`: a function that returns True when the broker knows which bundles it owns; before that it
+    becomes the owner of no coordinator. A method that reads or changes the metadata also raises the errors of the
+    metadata."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
-        topics: SettlementTransport, publish: Publish, is_settled: Callable[[], bool],
+        topics: SettlementTransport, publish: PublishHalfMessages, is_settled: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._world = world
         self._config = config
@@ -120,7 +122,7 @@ class TransactionCoordinators:
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(
-                self._metadata, paths.TRANSACTIONS, TransactionsRecord,
+                self._metadata, paths.TRANSACTION_SETTINGS, TransactionsRecord,
                 lambda known: known or TransactionsRecord(coordinators=wanted),
             )  # fmt: skip
             assert found is not None, "the record is there"
@@ -130,7 +132,7 @@ class TransactionCoordinators:
     async def read_coordinator_count(self) -> int:
         """Returns the number of coordinators of the cluster, or the number in this broker's settings if none is stored.
         Stores nothing."""
-        fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
+        fixed = await get_record(self._metadata, paths.TRANSACTION_SETTINGS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
     async def read_coordinator_owners(self) -> list[str]:
@@ -221,7 +223,7 @@ class TransactionCoordinators:
         if self._loaded.get(running.number) is running:
             del self._loaded[running.number]
 
-    # ------------------------------------------------------------------ `Coordinators` of topics
+    # ------------------------------------------------------------------ `TransactionCoordinatorsPort` of topics
     async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         return await self._ask_owner(
             txn.coordinator, lambda running: running.join_transaction(txn, topic.full, owner),
@@ -327,7 +329,7 @@ class TransactionCoordinators:
         await asyncio.gather(*[running.close() for running in self.loaded_coordinators])
         await self.peers.close()
 
-    async def abandon_all(self, error: MagnetarError) -> None:
+    async def abandon_all_coordinators(self, error: MagnetarError) -> None:
         """Stops all coordinators at once. Their transactions are not handed over, because other brokers may own the
         coordinators already."""
         self._closed = True

@@ -15,9 +15,10 @@ Rules (docs/transactions.md, Half messages)
   (`TransactionsCommitted.half`). So its messages become visible once, and exactly if it is committed. A crash before
   that record leaves an aborted transaction and an undecided half message. The first decision moves it out of the phases
   in which it may be decided.
-- **Doubt.** In a phase of `DECIDING` no intent about the half message is answered: intents wait in `waiting_intents`.
+- **Doubt.** In a phase of `DECIDING_PHASES` no intent about the half message is answered: intents wait in
+`waiting_intents`.
 - **Roles.** A role that did not prepare a half message gets the answer for an id that was never given, whatever its
-  state is. One role may use only a share of the bytes and of the members (`ROLE_SHARE`).
+  state is. One role may use only a share of the bytes and of the members (`ROLE_SHARE_DIVISOR`).
 - **Check-back.** `check_after_s` seconds after a half message was stored, one member of its group and role is asked;
   each time another one, if there is one. The pause between two checks is `pause_s`, and doubles up to `pause_s_max`.
   If the asked member disconnects, the next one is asked at once; after the second time with a pause, so that a check
@@ -57,30 +58,30 @@ from ...proto.errors import (
 )
 from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
 from .intents_core import (
-    NAME_MAX,
+    NAME_CHARACTERS_MAX,
     AnswerRequest,
     AskAboutHalfMessage,
     ChangeHalf,
+    CoordinatorIntent,
     EndHalf,
-    HalfIntent,
     HalfMessageChangeVerb,
     HalfMessageEndVerb,
+    HalfMessageIntent,
     HalfMessageLimits,
     HalfMessagePhase,
     HalfMessageRow,
-    Intent,
+    IntentResult,
     PrepareHalf,
     PublishHalfMessage,
-    Result,
     WarnOfParkedHalfMessage,
     WatchHalves,
 )
 from .records_core import (
     HalfMessageAgeRecorded,
     HalfMessageOutcomesDiscarded,
+    HalfMessageRecord,
     HalfMessageRolledBack,
     HalfMessageStored,
-    HalfRecord,
     Participant,
 )
 from .state_core import StoredHalfMessages, half_message_size_bytes
@@ -88,20 +89,20 @@ from .state_core import StoredHalfMessages, half_message_size_bytes
 if TYPE_CHECKING:
     from .coordinator_core import TransactionCoordinatorCore
 
-WHY_MAX = 300
-ASKED_MAX = 16
+REASON_CHARACTERS_MAX = 300
+CHECKS_PER_MEMBER_MAX = 16
 """Most checks that one member has to answer at a time."""
-MEMBERS_MAX = 10_000
-ROLE_SHARE = 4
+CHECKING_MEMBERS_MAX = 10_000
+ROLE_SHARE_DIVISOR = 4
 """One role may have this fraction (1 / ROLE_SHARE) of the bytes and of the members."""
-PUBLISH_S = 30.0
+PUBLISH_TIMEOUT_S = 30.0
 """Timeout of a transaction that publishes a half: readers of its topics wait no longer."""
 PUBLISH_RETRY_S = 60.0
 """Seconds for which publishing is retried before the commit is answered with the error."""
-TRY_PAUSE_S_MAX = 5.0
-MARKS = 8
+CHECK_PAUSE_S_MAX = 5.0
+DISCARD_GROUPS_PER_PERIOD = 8
 """Outcomes are discarded in groups: this many groups per `retention_s`."""
-NOTES = 24
+AGE_RECORDS_PER_PERIOD = 24
 """How often per `open_s` the age of a half is recorded: a take-over may lose that part of its age."""
 
 
@@ -119,8 +120,8 @@ class UndecidedHalfPhase(enum.Enum):
     REVIVING = "reviving"
 
 
-UNDECIDED = (UndecidedHalfPhase.WAITING, UndecidedHalfPhase.ASKED, UndecidedHalfPhase.PARKED)
-DECIDING = tuple(each for each in UndecidedHalfPhase if each not in UNDECIDED)
+UNDECIDED_PHASES = (UndecidedHalfPhase.WAITING, UndecidedHalfPhase.ASKED, UndecidedHalfPhase.PARKED)
+DECIDING_PHASES = tuple(each for each in UndecidedHalfPhase if each not in UNDECIDED_PHASES)
 _SHOWN = {
     UndecidedHalfPhase.WAITING: HalfMessagePhase.WAITING,
     UndecidedHalfPhase.ASKED: HalfMessagePhase.ASKED,
@@ -141,7 +142,7 @@ class OpenHalfMessage(msgspec.Struct):
     record: HalfMessageStored
     age_counted_from: float  # its age is counted from here
     phase: UndecidedHalfPhase
-    waiting_intents: list[Intent] = msgspec.field(default_factory=list)
+    waiting_intents: list[CoordinatorIntent] = msgspec.field(default_factory=list)
     due: float = 0.0  # the time of its next deadline
     asks: int = 0  # checks since it was stored, loaded or revived
     disconnected_members: int = 0  # members that left while they were asked
@@ -216,7 +217,7 @@ class HalfMessageCore:
             self._ended.append((now, ended))
 
     # ------------------------------------------------------------------ intents
-    def receive(self, intent: HalfIntent, now: float) -> None:
+    def receive(self, intent: HalfMessageIntent, now: float) -> None:
         """Decides about an intent on a half message: store it, end it, change it, or join a group that answers checks.
         The answer is an effect of the coordinator, now or when the decision is durable. Raises IntentQueuedUntilDurable
         while an earlier decision is being written; else the error with which the intent is refused."""
@@ -232,7 +233,7 @@ class HalfMessageCore:
             case _:
                 assert_never(intent)
 
-    def _answer(self, intent: Intent, result: Result) -> None:
+    def _answer(self, intent: CoordinatorIntent, result: IntentResult) -> None:
         self._coordinator.decisions.effects.append(AnswerRequest(intent.request, result))
 
     def has_other_owner(self, half: int, owner: str) -> bool:
@@ -240,7 +241,7 @@ class HalfMessageCore:
         found = self._halves.get(half)
         return found.record.owner != owner if found is not None else self._state.has_other_owner(half, owner)
 
-    def find_half_message_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
+    def find_half_message_state(self, half: int, intent: CoordinatorIntent, owner: str | None) -> TxnState | None:
         """Returns the state of a half message; None if `half` is not the id of a half message. Raises InvalidRequest if
         another role prepared it; IntentQueuedUntilDurable while a decision about it is being written (`intent` is then
         handled later)."""
@@ -248,7 +249,7 @@ class HalfMessageCore:
         found = self._halves.get(half)
         if found is None:
             return self._state.find_half_message_outcome(half)
-        if found.phase in DECIDING:
+        if found.phase in DECIDING_PHASES:
             found.waiting_intents.append(intent)
             raise IntentQueuedUntilDurable
         return TxnState.PREPARED
@@ -276,8 +277,8 @@ class HalfMessageCore:
 
     def _check_size(self, intent: PrepareHalf, open_halves: int) -> None:
         limits = self._limits
-        if not intent.group or max(len(intent.group), len(intent.check_key)) > NAME_MAX:
-            raise InvalidRequest(f"a half has a group and a check_key of at most {NAME_MAX} characters")
+        if not intent.group or max(len(intent.group), len(intent.check_key)) > NAME_CHARACTERS_MAX:
+            raise InvalidRequest(f"a half has a group and a check_key of at most {NAME_CHARACTERS_MAX} characters")
         if not 1 <= len(intent.messages) <= HALF_MESSAGES_MAX:
             raise InvalidRequest(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(intent.messages)}")
         size = sum(len(each.topic) + len(each.entry) for each in intent.messages)
@@ -293,7 +294,7 @@ class HalfMessageCore:
             )
         of_role = self._bytes_of.get(intent.owner, 0) + size if intent.owner else 0
         if self._state.size_bytes + self._storing_bytes + size > limits.bytes_max or (
-            of_role > limits.bytes_max // ROLE_SHARE
+            of_role > limits.bytes_max // ROLE_SHARE_DIVISOR
         ):
             raise BackPressure("the coordinator holds as many bytes of halves as it may, of all roles or of this one")
 
@@ -343,12 +344,12 @@ class HalfMessageCore:
     def _rolled_back(self, half: int) -> MagnetarError:
         return TransactionAborted(f"half {self._table.make_txn_id(half)} is rolled back", reason="rolled back")
 
-    def _wait_if_deciding(self, half: OpenHalfMessage, intent: Intent) -> None:
-        if half.phase in DECIDING:
+    def _wait_if_deciding(self, half: OpenHalfMessage, intent: CoordinatorIntent) -> None:
+        if half.phase in DECIDING_PHASES:
             half.waiting_intents.append(intent)
             raise IntentQueuedUntilDurable
 
-    def _decided(self, half: OpenHalfMessage, intent: Intent, *, is_commit: bool, now: float) -> None:
+    def _decided(self, half: OpenHalfMessage, intent: CoordinatorIntent, *, is_commit: bool, now: float) -> None:
         if is_commit:
             self._publish(half, now)
             half.publish_retry_deadline, half.tries = now + PUBLISH_RETRY_S, 0
@@ -395,7 +396,7 @@ class HalfMessageCore:
         """Ends the check of the half message, and publishes it in a new transaction. Raises NotOwner if this epoch has
         no transaction ids left, and then ends; Unavailable if no further epoch is possible. The half message is as
         before then."""
-        half.txn = self._coordinator.begin_transaction_for_half_message(half.record.owner, PUBLISH_S, now)
+        half.txn = self._coordinator.begin_transaction_for_half_message(half.record.owner, PUBLISH_TIMEOUT_S, now)
         self._leave(half)
         half.phase = UndecidedHalfPhase.PUBLISHING
         self._coordinator.decisions.effects.append(PublishHalfMessage(half.record.half, half.txn, half.record.messages))
@@ -425,11 +426,11 @@ class HalfMessageCore:
             self._on_publish_failed(found, error, now)
 
     def _on_publish_failed(self, half: OpenHalfMessage, error: MagnetarError, now: float) -> None:
-        half.txn, half.why = 0, f"it is not published: {error.message}"[:WHY_MAX]
+        half.txn, half.why = 0, f"it is not published: {error.message}"[:REASON_CHARACTERS_MAX]
         stays = error.definite and not error.retryable and not isinstance(error, TransactionAborted)
         if not stays and now < half.publish_retry_deadline:
             half.tries += 1
-            self._arm(half, now + min(TRY_PAUSE_S_MAX, 0.25 * 2.0**half.tries))
+            self._arm(half, now + min(CHECK_PAUSE_S_MAX, 0.25 * 2.0**half.tries))
             return
         told = error
         if not stays:
@@ -456,10 +457,10 @@ class HalfMessageCore:
 
     # ------------------------------------------------------------------ checks
     def _watch(self, intent: WatchHalves, now: float) -> None:
-        if len(self._group_of) >= MEMBERS_MAX:
-            raise BackPressure(f"{MEMBERS_MAX} processes answer for halves here already")
+        if len(self._group_of) >= CHECKING_MEMBERS_MAX:
+            raise BackPressure(f"{CHECKING_MEMBERS_MAX} processes answer for halves here already")
         of_role = self._members_of.get(intent.owner, 0)
-        if intent.owner and of_role >= MEMBERS_MAX // ROLE_SHARE:
+        if intent.owner and of_role >= CHECKING_MEMBERS_MAX // ROLE_SHARE_DIVISOR:
             raise BackPressure(f"{of_role} processes of this role answer for halves here already")
         self._members_of[intent.owner] = of_role + 1
         key = intent.owner, intent.group
@@ -496,7 +497,7 @@ class HalfMessageCore:
         group = self._groups.get(key)
         while group is not None and group.ready:
             half = self._halves[next(iter(group.ready))]
-            free = [each for each, member in group.members.items() if len(member.asked) < ASKED_MAX]
+            free = [each for each, member in group.members.items() if len(member.asked) < CHECKS_PER_MEMBER_MAX]
             if not free:
                 return
             member = next((each for each in free if each != half.member), free[0])
@@ -518,7 +519,7 @@ class HalfMessageCore:
         """Handles the answer UNKNOWN or FAILED to a check: parks the half message, or checks it again later."""
         self._leave(half)
         if intent.verb is HalfMessageEndVerb.FAILED:
-            half.why = f"a check failed: {intent.why}"[:WHY_MAX]
+            half.why = f"a check failed: {intent.why}"[:REASON_CHARACTERS_MAX]
             self._wait(half, now)
         elif half.record.unknown + 1 >= self._limits.unknown_max:
             self._park(half, f"{half.record.unknown + 1} checks were answered by UNKNOWN", now, unknown=1)
@@ -563,7 +564,7 @@ class HalfMessageCore:
         self._ask(half.half_message_group_key, now)
 
     # ------------------------------------------------------------------ what is durable
-    def on_record_durable(self, record: HalfRecord, now: float) -> None:
+    def on_record_durable(self, record: HalfMessageRecord, now: float) -> None:
         """Called when a record about a half message is durable. Moves the half message to its next phase: a stored one
         waits for its first check, a parked one for an operator, a rolled back one is removed. Answers the intents that
         waited for the record."""
@@ -609,7 +610,7 @@ class HalfMessageCore:
         if not self._bytes_of[owner]:
             del self._bytes_of[owner]
         self._discard_group(half.half_message_group_key)
-        if not self._ended or now - self._ended[-1][0] >= self._limits.retention_s / MARKS:
+        if not self._ended or now - self._ended[-1][0] >= self._limits.retention_s / DISCARD_GROUPS_PER_PERIOD:
             self._ended.append((now, BitMap64()))
         self._ended[-1][1].add(number)
         self._resolved(half, now)
@@ -651,7 +652,7 @@ class HalfMessageCore:
             self._due = [(each.due, number) for number, each in self._halves.items() if each.due != float("inf")]
             heapq.heapify(self._due)
         self._expire_outcomes(now)
-        if now - self._noted >= self._limits.open_s / NOTES:
+        if now - self._noted >= self._limits.open_s / AGE_RECORDS_PER_PERIOD:
             self._noted = now
             for note in self.make_half_message_age_records(now):
                 self._coordinator.decisions.append_decision(note)
@@ -665,7 +666,7 @@ class HalfMessageCore:
                 self._ask(half.half_message_group_key, now)
             case UndecidedHalfPhase.WAITING if now - half.age_counted_from >= self._limits.open_s:
                 why = f"it was not decided within {self._limits.open_s:g} s" + (f"; {half.why}" if half.why else "")
-                self._park(half, why[:WHY_MAX], now)
+                self._park(half, why[:REASON_CHARACTERS_MAX], now)
             case UndecidedHalfPhase.WAITING:
                 self._make_ready(half, now)
             case UndecidedHalfPhase.PUBLISHING if not half.txn:
@@ -678,7 +679,7 @@ class HalfMessageCore:
 
     def _expire_outcomes(self, now: float) -> None:
         """Discards the outcomes that are older than `retention_s` seconds; some stay up to an eighth longer."""
-        kept_s = self._limits.retention_s * (1 + 1 / MARKS)
+        kept_s = self._limits.retention_s * (1 + 1 / DISCARD_GROUPS_PER_PERIOD)
         while self._ended and now - self._ended[0][0] >= kept_s:
             self._coordinator.decisions.defer_record(HalfMessageOutcomesDiscarded(self._ended.popleft()[1].serialize()))
 
@@ -692,7 +693,7 @@ class HalfMessageCore:
         ]  # fmt: skip
 
     # ------------------------------------------------------------------ the end of the epoch
-    def take_waiting_intents(self) -> list[Intent]:
+    def take_waiting_intents(self) -> list[CoordinatorIntent]:
         """Removes all intents that wait for the outcomes of half messages, and returns them."""
         waiting = [intent for half in self._halves.values() for intent in half.waiting_intents]
         for half in self._halves.values():
@@ -737,7 +738,7 @@ class HalfMessageCore:
         ready = [number for group in self._groups.values() for number in group.ready]
         for number, half in self._halves.items():
             assert (number in asked) is (half.phase is UndecidedHalfPhase.ASKED), "who is asked has the question"
-            assert half.phase in DECIDING or not half.waiting_intents, "only what is being decided waits"
+            assert half.phase in DECIDING_PHASES or not half.waiting_intents, "only what is being decided waits"
             assert half.phase is not UndecidedHalfPhase.PARKED or half.record.parked, "parked is durable"
             assert half.phase is not UndecidedHalfPhase.WAITING or half.due < float("inf"), (
                 "what waits is looked at again"
@@ -747,7 +748,7 @@ class HalfMessageCore:
             assert group.halves == sum(
                 half.half_message_group_key == key for half in self._halves.values()
             ), "halves are counted"
-            free = any(len(member.asked) < ASKED_MAX for member in group.members.values())
+            free = any(len(member.asked) < CHECKS_PER_MEMBER_MAX for member in group.members.values())
             assert not (group.ready and free), "a member with room is asked"
 
 

@@ -14,9 +14,9 @@ import msgspec
 
 from ...proto.errors import MagnetarError
 from ...proto.states import ForgottenOutcome, TxnState
-from .records_core import AnyRecord, HalfMessage, Participant, SinkTag
+from .records_core import AnyCoordinatorRecord, HalfMessage, Participant, SinkBatchTag
 
-NAME_MAX = 512
+NAME_CHARACTERS_MAX = 512
 """Most characters of a name that a client chooses: of a holder, a sink, a query, a group."""
 
 
@@ -55,7 +55,7 @@ class BeginTransactions(msgspec.Struct, frozen=True):
     timeout_s: float = 0.0  # 0: the default
     name: str = ""
     holder: int = 0  # of the name; 0: a new one, that fences those before
-    tag: SinkTag | None = None
+    tag: SinkBatchTag | None = None
     adopt: bool = False
     address: str = ""  # of the client
 
@@ -195,8 +195,8 @@ class WatchHalves(msgspec.Struct, frozen=True):
     group: str
 
 
-HalfIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
-Intent = (
+HalfMessageIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
+CoordinatorIntent = (
     BeginTransactions
     | JoinTransaction
     | EndTransaction
@@ -205,7 +205,7 @@ Intent = (
     | AbortByAdmin
     | AbortIfOpen
     | RemoveParticipant
-    | HalfIntent
+    | HalfMessageIntent
 )
 
 
@@ -231,7 +231,7 @@ class TransactionRow(NamedTuple):
     state: TxnState
     owner: str
     name: str
-    tag: SinkTag | None
+    tag: SinkBatchTag | None
     age_s: float
     left_s: float
     waiting: Sequence[str]
@@ -240,14 +240,14 @@ class TransactionRow(NamedTuple):
     timeout_s: float = 0.0
 
 
-Result = BeginAnswer | TxnState | ForgottenOutcome | TransactionRow | bool | MagnetarError | None
+IntentResult = BeginAnswer | TxnState | ForgottenOutcome | TransactionRow | bool | MagnetarError | None
 
 
 class AnswerRequest(NamedTuple):
     """Effect: answer the request with a result or an error."""
 
     request: object
-    result: Result
+    result: IntentResult
 
 
 class SendOutcomeToParticipant(NamedTuple):
@@ -297,7 +297,7 @@ class WarnOfParkedHalfMessage(NamedTuple):
     why: str
 
 
-Effect = (
+CoordinatorEffect = (
     AnswerRequest
     | SendOutcomeToParticipant
     | AbandonEpoch
@@ -312,7 +312,7 @@ class AppendRecords(NamedTuple):
     outcome is unknown."""
 
     number: int
-    records: list[AnyRecord]
+    records: list[AnyCoordinatorRecord]
 
 
 class HalfMessageLimits(msgspec.Struct, frozen=True):
@@ -354,7 +354,7 @@ class CoordinatorLimits(msgspec.Struct, frozen=True):
     halves: HalfMessageLimits = HalfMessageLimits()
 
 
-LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.0, 3000.0)
+DURATION_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.0, 3000.0)
 """Upper bounds of the histogram of how long transactions were open, as in Pulsar."""
 
 
@@ -368,13 +368,13 @@ class CoordinatorCounters(msgspec.Struct):
     aborted: dict[AbortReason, int] = msgspec.field(default_factory=dict)
     settled: int = 0
     records: int = 0  # durable ones
-    durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LASTED_S) + 1))
+    durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(DURATION_BOUNDS_S) + 1))
     durations_sum_s: float = 0.0  # of all together
 
     def count_ended_transaction(self, lasted_s: float) -> None:
         """Counts a transaction that has got its outcome. `lasted_s`: the time in seconds from the first use of its id
         to the outcome."""
-        self.durations[bisect_left(LASTED_S, lasted_s)] += 1
+        self.durations[bisect_left(DURATION_BOUNDS_S, lasted_s)] += 1
         self.durations_sum_s += lasted_s
 
 

@@ -6,7 +6,7 @@
     await log.append(records, state)          returns when they are durable; after an error the epoch must end
     await log.close(records, state, idle=…)   hands over to the next epoch
 
-**Take-over** has the steps of `TAKE_OVER`:
+**Take-over** has the steps of `TAKE_OVER_STEPS`:
 
     read_coordinator_claim       reads the claim, the epoch and the id of the ledger
     recover_ledger               fences the former writer of the ledger for good, and reads all that was confirmed
@@ -21,9 +21,9 @@ the claim.
 
 **Writing.** A recovered ledger is never written again: the first write of an owner rolls. A roll creates a ledger,
 appends the whole state, names the ledger in the metadata record by compare-and-set, and deletes the old ledger
-(`ROLL`). The records of a failed append are appended again to the next ledger, whose snapshot does not have them. That
-is safe, because the former ledger is not read any more once the record names another one. If another owner has fenced
-the ledger, this owner ends at once.
+(`ROLL_STEPS`). The records of a failed append are appended again to the next ledger, whose snapshot does not have them.
+That is safe, because the former ledger is not read any more once the record names another one. If another owner has
+fenced the ledger, this owner ends at once.
 
 The caller makes one call at a time. Guards: tests/broker/transaction/test_log.py (a crash and a failure at each write).
 
@@ -69,20 +69,20 @@ from ...proto.versions import COORDINATOR, check_format
 from ...runtime.network import World
 from ..common.retry import LogThrottle
 from ..log.snapshot_ledger import TopicStateLedgers, append_and_wait
-from .records_core import AnyRecord
+from .records_core import AnyCoordinatorRecord
 from .state_core import CoordinatorState
 
-MAGIC = b"MX"
-SNAPSHOT, SNAPSHOT_END, RECORDS = 1, 2, 3
-ENTRY_BYTES = 1 << 20
+COORDINATOR_MAGIC = b"MX"
+SNAPSHOT_KIND, SNAPSHOT_END_KIND, RECORDS_KIND = 1, 2, 3
+ENTRY_BYTES_TARGET = 1 << 20
 """Bytes of an entry, which ends after the record that reaches them; a record is at most RECORD_BYTES_MAX of the core.
 """
 
 _HEAD = struct.Struct(">2sBBI")
 _CRC = struct.Struct(">I")
-HEAD_BYTES = _HEAD.size + _CRC.size
+ENTRY_HEAD_BYTES = _HEAD.size + _CRC.size
 _ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(list[AnyRecord])
+_DECODER = msgspec.json.Decoder(list[AnyCoordinatorRecord])
 
 
 class DamagedCoordinatorLedger(ValueError):
@@ -93,30 +93,33 @@ class CoordinatorEntry(NamedTuple):
     """One decoded entry of a coordinator's ledger. `kind`: SNAPSHOT, SNAPSHOT_END or RECORDS."""
 
     kind: int
-    records: list[AnyRecord]
+    records: list[AnyCoordinatorRecord]
 
 
-def encode_records(records: Iterable[AnyRecord], first: int) -> list[bytes]:
+def encode_records(records: Iterable[AnyCoordinatorRecord], first: int) -> list[bytes]:
     """Returns the ledger entries that store these records, in the order in which the caller must append them. `first`:
     the entry id that the first of them will get."""
     bodies = _bodies(records)
-    return [_entry(RECORDS, first + number, body) for number, body in enumerate(bodies)]
+    return [_entry(RECORDS_KIND, first + number, body) for number, body in enumerate(bodies)]
 
 
-def encode_snapshot(records: Iterable[AnyRecord]) -> list[bytes]:
+def encode_snapshot(records: Iterable[AnyCoordinatorRecord]) -> list[bytes]:
     """Returns the ledger entries that store these records as a snapshot, with which a coordinator's ledger begins.
     There is at least one entry."""
     bodies = _bodies(records) or [b"[]"]
     last = len(bodies) - 1
-    return [_entry(SNAPSHOT_END if number == last else SNAPSHOT, number, body) for number, body in enumerate(bodies)]
+    return [
+        _entry(SNAPSHOT_END_KIND if number == last else SNAPSHOT_KIND, number, body)
+        for number, body in enumerate(bodies)
+    ]
 
 
-def _bodies(records: Iterable[AnyRecord]) -> list[bytes]:
+def _bodies(records: Iterable[AnyCoordinatorRecord]) -> list[bytes]:
     bodies, piece, size = list[bytes](), list[bytes](), 0
     for record in records:
         piece.append(_ENCODER.encode(record))
         size += len(piece[-1])
-        if size >= ENTRY_BYTES:
+        if size >= ENTRY_BYTES_TARGET:
             bodies.append(b"[" + b",".join(piece) + b"]")
             piece, size = [], 0
     if piece:
@@ -125,7 +128,7 @@ def _bodies(records: Iterable[AnyRecord]) -> list[bytes]:
 
 
 def _entry(kind: int, number: int, body: bytes) -> bytes:
-    head = _HEAD.pack(MAGIC, COORDINATOR.version, kind, number)
+    head = _HEAD.pack(COORDINATOR_MAGIC, COORDINATOR.version, kind, number)
     return head + _CRC.pack(crc32c(body, crc32c(head))) + body
 
 
@@ -133,16 +136,16 @@ def decode_coordinator_entry(entry: bytes, number: int, where: str) -> Coordinat
     """Decodes an entry of a coordinator's ledger and returns it. `number`: its entry id; `where`: the name of the
     ledger, for error texts. Raises DamagedCoordinatorLedger if the entry is damaged; NewerFormat if a later version
     wrote it."""
-    if len(entry) < HEAD_BYTES:
+    if len(entry) < ENTRY_HEAD_BYTES:
         raise DamagedCoordinatorLedger(f"{where}: entry {number} of {len(entry)} bytes is too short")
     magic, version, kind, found = _HEAD.unpack_from(entry)
-    body = entry[HEAD_BYTES:]
-    if magic != MAGIC:
+    body = entry[ENTRY_HEAD_BYTES:]
+    if magic != COORDINATOR_MAGIC:
         raise DamagedCoordinatorLedger(f"{where}: entry {number} is none of a coordinator")
     if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
         raise DamagedCoordinatorLedger(f"{where}: the checksum of entry {number} does not match")
     check_format(COORDINATOR, version, where)
-    if found != number or kind not in (SNAPSHOT, SNAPSHOT_END, RECORDS):
+    if found != number or kind not in (SNAPSHOT_KIND, SNAPSHOT_END_KIND, RECORDS_KIND):
         raise DamagedCoordinatorLedger(f"{where}: entry {found} of kind {kind} where entry {number} belongs")
     try:
         return CoordinatorEntry(kind, _DECODER.decode(body))
@@ -152,18 +155,18 @@ def decode_coordinator_entry(entry: bytes, number: int, where: str) -> Coordinat
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
-ROLL = ("create", "append", "name", "delete")
+ROLL_STEPS = ("create", "append", "name", "delete")
 """The steps of a roll (a switch to a new ledger), in their order."""
 
-ROLL_BYTES = 16 << 20
+ROLL_AFTER_BYTES = 16 << 20
 """Size in bytes after which a ledger is rolled, if that is more than twice its snapshot: a take-over reads it all."""
-_WHAT_TO_DO = (
+_DATABASE_ERROR_ADVICE = (
     ": the outcomes of its transactions are not known, so what is open stays open, and it begins none. Restore the "
     "metadata from a copy that has it"
 )
-RETRY_S = 0.5
-READ_ENTRIES = 64
-AT_ONCE = 8
+APPEND_RETRY_S = 0.5
+ENTRIES_PER_READ = 64
+APPENDS_AT_ONCE = 8
 """Entries of a snapshot that are in flight at a time."""
 
 
@@ -203,7 +206,7 @@ class CoordinatorLog:
         owner. Raises CoordinatorFenced if another broker took it over first; DataLost if its metadata record or its
         ledger is lost or damaged (then this owner has claimed nothing); Unavailable if bookies or the metadata do not
         answer; and the other errors of its steps."""
-        for step in TAKE_OVER:
+        for step in TAKE_OVER_STEPS:
             await step(self)
         return self._state, self.epoch
 
@@ -213,14 +216,16 @@ class CoordinatorLog:
         of the metadata."""
         self._found = await self._metadata.get(self._path)
         if self._found is None:
-            fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
+            fixed = await get_record(self._metadata, paths.TRANSACTION_SETTINGS, TransactionsRecord)
             if fixed is not None and self.number in fixed[0].begun:
-                raise DataLost(f"the record of coordinator {self.number} is missing{_WHAT_TO_DO}")
+                raise DataLost(f"the record of coordinator {self.number} is missing{_DATABASE_ERROR_ADVICE}")
             return
         try:
             self._record = decode_record(self._found.value, CoordinatorRecord, self._path)
         except DamagedRecord as error:
-            raise DataLost(f"the record of coordinator {self.number} is damaged: {error}{_WHAT_TO_DO}") from error
+            raise DataLost(
+                f"the record of coordinator {self.number} is damaged: {error}{_DATABASE_ERROR_ADVICE}"
+            ) from error
 
     async def recover_ledger(self) -> None:
         """Step of a take-over: fences and recovers the ledger of the former owner, and reads the state from its
@@ -240,13 +245,13 @@ class CoordinatorLog:
         try:
             read = 0
             while read <= reader.last_entry:
-                some = await reader.read(read, min(read + READ_ENTRIES - 1, reader.last_entry))
+                some = await reader.read(read, min(read + ENTRIES_PER_READ - 1, reader.last_entry))
                 read += len(some)
                 for each in some:
                     entry = decode_coordinator_entry(bytes(each.payload), each.entry_id, where)
-                    if whole is not (entry.kind == RECORDS):
+                    if whole is not (entry.kind == RECORDS_KIND):
                         raise DamagedCoordinatorLedger(f"{where}: entry {each.entry_id} is out of its order")
-                    whole = whole or entry.kind == SNAPSHOT_END
+                    whole = whole or entry.kind == SNAPSHOT_END_KIND
                     for record in entry.records:
                         self._state.apply(record)
                 await asyncio.sleep(0)
@@ -284,7 +289,7 @@ class CoordinatorLog:
                 return None
             return msgspec.structs.replace(fixed, begun=tuple(sorted({*fixed.begun, self.number})))
 
-        await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
+        await update_record(self._metadata, paths.TRANSACTION_SETTINGS, TransactionsRecord, noted)
 
     async def finish_take_over(self) -> None:
         """Last step of a take-over: drops the data that were read for it. Requests may be answered from now on, and not
@@ -318,7 +323,7 @@ class CoordinatorLog:
         return self._record.ledger_id, self._next_entry, self._bytes
 
     # ------------------------------------------------------------------ writing
-    def append_nowait(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
+    def append_nowait(self, records: Sequence[AnyCoordinatorRecord]) -> asyncio.Future[int] | None:
         """Appends the records without waiting, if a ledger is open and the records fit into one entry. Returns a future
         that is done when they are durable; if it fails, the caller must call `append` with its error. Returns None if
         nothing was appended; then the caller must call `append`, too."""
@@ -332,7 +337,7 @@ class CoordinatorLog:
         return self._writer.append(found[0])
 
     async def append(
-        self, records: Sequence[AnyRecord], state: CoordinatorState, failed: MagnetarError | None = None
+        self, records: Sequence[AnyCoordinatorRecord], state: CoordinatorState, failed: MagnetarError | None = None
     ) -> None:
         """Appends the records, and returns when they are durable. Retries in a new ledger for `give_up_s` seconds.
         `state`: the state before these records; `failed`: the error of an earlier append of the same records. If this
@@ -357,13 +362,13 @@ class CoordinatorLog:
                     raise
                 if self._throttle.should_log(error):
                     _LOG.warning("coordinator %d goes on in another ledger: %s", self.number, error)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(APPEND_RETRY_S)
 
     @property
     def _is_full(self) -> bool:
-        return self._bytes > max(ROLL_BYTES, 2 * self._snapshot_bytes)
+        return self._bytes > max(ROLL_AFTER_BYTES, 2 * self._snapshot_bytes)
 
-    async def _append(self, records: Sequence[AnyRecord]) -> None:
+    async def _append(self, records: Sequence[AnyCoordinatorRecord]) -> None:
         assert self._writer is not None, "a roll came before"
         found = encode_records(records, self._next_entry)
         await append_and_wait(self._writer, found)
@@ -371,13 +376,13 @@ class CoordinatorLog:
         self._bytes += sum(map(len, found))
 
     async def _roll(self, state: CoordinatorState) -> None:
-        """Begins a new ledger with a snapshot of `state`, in the order of `ROLL`."""
+        """Begins a new ledger with a snapshot of `state`, in the order of `ROLL_STEPS`."""
         await self._abandon()
         writer, unnamed = await self._ledgers.create_ledger(), True
         try:
             snapshot = encode_snapshot(state.snapshot())
-            for start in range(0, len(snapshot), AT_ONCE):
-                await append_and_wait(writer, snapshot[start : start + AT_ONCE])
+            for start in range(0, len(snapshot), APPENDS_AT_ONCE):
+                await append_and_wait(writer, snapshot[start : start + APPENDS_AT_ONCE])
             unnamed, self._unknown = False, True
             old = self._record.ledger_id
             await self._change(msgspec.structs.replace(self._record, ledger_id=writer.ledger_id))
@@ -395,7 +400,7 @@ class CoordinatorLog:
             await writer.abandon()
 
     # ------------------------------------------------------------------ ending
-    async def close(self, records: Sequence[AnyRecord], state: CoordinatorState, *, idle: bool) -> None:
+    async def close(self, records: Sequence[AnyCoordinatorRecord], state: CoordinatorState, *, idle: bool) -> None:
         """Appends the last records, which hand over to the next epoch, and closes the ledger. `idle`: True if no broker
         needs to load the coordinator; this is stored in the metadata record. Raises the errors of `append`, of closing
         the ledger (LedgerFenced, OutcomeUnknown), and of the metadata. Whatever fails, nothing is written any more."""
@@ -414,7 +419,7 @@ class CoordinatorLog:
         await self._abandon()
 
 
-TAKE_OVER = (
+TAKE_OVER_STEPS = (
     CoordinatorLog.read_coordinator_claim, CoordinatorLog.recover_ledger, CoordinatorLog.store_coordinator_claim,
     CoordinatorLog.finish_take_over,
 )  # fmt: skip

@@ -22,28 +22,28 @@ from .intents_core import (
     AbortReason,
     AnswerRequest,
     AppendRecords,
-    Effect,
-    Intent,
-    Result,
+    CoordinatorEffect,
+    CoordinatorIntent,
+    IntentResult,
     SendOutcomeToParticipant,
 )
 from .records_core import (
-    AnyRecord,
+    AnyCoordinatorRecord,
     Participant,
     PreparedTransactionAborted,
     TransactionOwner,
     TransactionsSettled,
     make_commit_record,
 )
-from .state_core import IN_DOUBT, LiveTransaction, TransactionPhase, TransactionTable, UnsettledTransaction
+from .state_core import IN_DOUBT_PHASES, LiveTransaction, TransactionPhase, TransactionTable, UnsettledTransaction
 
 
 class PendingDecision(NamedTuple):
     """A record that is decided and must be written, and the intent that caused it, which the coordinator handles when
     the record is durable; None if no intent waits."""
 
-    record: AnyRecord
-    intent: Intent | None = None
+    record: AnyCoordinatorRecord
+    intent: CoordinatorIntent | None = None
 
 
 class PendingDecisions:
@@ -57,14 +57,14 @@ class PendingDecisions:
         self.deferred: list[PendingDecision] = []  # records that join the next append, or are appended at the next tick
         self.writing: list[PendingDecision] = []
         self._number = 0
-        self.effects: list[Effect] = []
+        self.effects: list[CoordinatorEffect] = []
 
     # ------------------------------------------------------------------ records
-    def append_decision(self, record: AnyRecord, intent: Intent | None = None) -> None:
+    def append_decision(self, record: AnyCoordinatorRecord, intent: CoordinatorIntent | None = None) -> None:
         """Adds a record to the next append. When the record is durable, the coordinator answers `intent`."""
         self.gathered.append(PendingDecision(record, intent))
 
-    def defer_record(self, record: AnyRecord) -> None:
+    def defer_record(self, record: AnyCoordinatorRecord) -> None:
         """Adds a record whose loss does no harm. It does not cause an append, but is part of the next append that
         another record causes."""
         self.deferred.append(PendingDecision(record))
@@ -103,11 +103,11 @@ class PendingDecisions:
         return bool(self.deferred)
 
     # ------------------------------------------------------------------ effects
-    def answer_intent(self, intent: Intent, result: Result) -> None:
+    def answer_intent(self, intent: CoordinatorIntent, result: IntentResult) -> None:
         """Adds the effect that answers the intent with `result`."""
         self.effects.append(AnswerRequest(intent.request, result))
 
-    def take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[CoordinatorEffect]:
         """Removes the collected effects and returns them. The driver must also call this method after it has called a
         method of `halves`."""
         effects, self.effects = self.effects, []
@@ -124,7 +124,7 @@ class OutcomeDecider:
     an abort ends it; then its outcome is sent to each participant until all have stored it."""
 
     def __init__(
-        self, table: TransactionTable, decisions: PendingDecisions, receive: Callable[[Intent, float], None]
+        self, table: TransactionTable, decisions: PendingDecisions, receive: Callable[[CoordinatorIntent, float], None]
     ) -> None:
         """`receive`: a function that handles an intent (with the present time) which waited while a transaction was in
         doubt."""
@@ -138,7 +138,7 @@ class OutcomeDecider:
         intents, live.waiting_intents = live.waiting_intents, []
         self.handle_intents(intents, now)
 
-    def handle_intents(self, intents: Iterable[Intent], now: float) -> None:
+    def handle_intents(self, intents: Iterable[CoordinatorIntent], now: float) -> None:
         """Handles the intents, in this order."""
         for intent in intents:
             self._receive(intent, now)
@@ -177,13 +177,13 @@ class OutcomeDecider:
             self._table.counters.begun += 1
 
     def find_transaction_not_in_doubt(
-        self, txn: int, intent: Intent, now: float, owner: str | None = None
+        self, txn: int, intent: CoordinatorIntent, now: float, owner: str | None = None
     ) -> LiveTransaction | UnsettledTransaction | TxnState:
         """Returns the same as `find_transaction`. If a record about the transaction is being written (it is in doubt),
         queues `intent` to be handled later, and raises IntentQueuedUntilDurable. Raises the errors of
         `find_transaction`."""
         found = self.find_transaction(txn, now, owner)
-        if isinstance(found, LiveTransaction) and found.phase in IN_DOUBT:
+        if isinstance(found, LiveTransaction) and found.phase in IN_DOUBT_PHASES:
             found.waiting_intents.append(intent)
             raise IntentQueuedUntilDurable
         return found
@@ -229,7 +229,7 @@ class OutcomeDecider:
             self._table.record_abort(txn, reason, lease.owned.owner)
             return
         live = self._table.live[txn]
-        if live.phase not in IN_DOUBT:
+        if live.phase not in IN_DOUBT_PHASES:
             self.abort_transaction(live, reason, now)
 
     def abort_if_superseded(self, live: LiveTransaction, now: float) -> None:

@@ -35,12 +35,12 @@ from ..common.retry import LogThrottle
 from ..common.transactions import JoinAnswer, ReportedTransaction, Settlement
 
 if TYPE_CHECKING:
-    from .intents_core import Result
+    from .intents_core import IntentResult
 
-TIMEOUT_S = 15.0
-ITEMS_MAX = 1_000
+REQUEST_TIMEOUT_S = 15.0
+ITEMS_PER_REQUEST_MAX = 1_000
 """Most items of one request: about 150 KB."""
-WAITING_MAX = 100_000
+WAITING_ITEMS_MAX = 100_000
 """Most items that wait for one broker. If there are more, a join is refused (BackPressure), and a settlement is sent
 later."""
 
@@ -102,7 +102,7 @@ class TransactionPeerClient:
         if queue is None:
             queue = self._queues[key] = _Queue([])
             self._tasks.spawn(self._work(key), f"transactions {method} at {endpoint}")
-        if len(queue.items) >= WAITING_MAX:
+        if len(queue.items) >= WAITING_ITEMS_MAX:
             raise BackPressure(f"broker {endpoint} answers too slowly: {len(queue.items)} wait for it")
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         queue.items.append((item, answered))
@@ -112,14 +112,14 @@ class TransactionPeerClient:
         """Sends the queued items of one turn together. Several requests may be in flight."""
         await asyncio.sleep(0)
         items = self._queues.pop(key).items
-        for start in range(0, len(items), ITEMS_MAX):
-            await self._send(key[0], key[1], items[start : start + ITEMS_MAX])
+        for start in range(0, len(items), ITEMS_PER_REQUEST_MAX):
+            await self._send(key[0], key[1], items[start : start + ITEMS_PER_REQUEST_MAX])
 
     async def _send(self, endpoint: str, method: str, items: list[tuple[Message, asyncio.Future[Any]]]) -> None:
         asked: Rpc[Any, Any] = find_rpc("Transactions", method)
         try:
             found = await self._channel(endpoint).call(
-                asked, asked.request(items=[item for item, _ in items]), timeout_s=TIMEOUT_S
+                asked, asked.request(items=[item for item, _ in items]), timeout_s=REQUEST_TIMEOUT_S
             )
             replies = _by_item(found, len(items)) if method == "Settle" else list(found.items)
             if len(replies) != len(items):
@@ -196,12 +196,12 @@ def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
-PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 10.0
-REST_S_MIN = 0.001
+RETRY_PAUSE_S_MIN, RETRY_PAUSE_S_MAX = 0.05, 10.0
+TIMER_PAUSE_S_MIN = 0.001
 """Shortest pause worth a timer, in seconds: a shorter one may vanish when it is added to the time of the loop."""
-AT_ONCE = 256
+REQUESTS_AT_ONCE = 256
 """Topics to which settlements are sent at a time."""
-TOGETHER = 1_000
+SETTLEMENTS_PER_REQUEST_MAX = 1_000
 """Most settlements of one topic in one request."""
 
 
@@ -231,7 +231,7 @@ class SettlementSender:
         self._topics = topics
         self._settled = settled
         self._waiting: dict[str, _Waiting] = {}  # by topic
-        self._sending = asyncio.Semaphore(AT_ONCE)
+        self._sending = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._tasks = Tasks()
         self._throttle = LogThrottle(world.clock)
         self.failures = 0
@@ -249,10 +249,10 @@ class SettlementSender:
     async def _work(self, topic: str) -> None:
         """Sends the waiting settlements of the topic until there are none. While this runs, `_waiting` has an item for
         the topic."""
-        waiting, pause_s, name = self._waiting[topic], PAUSE_S_MIN, TopicName.parse(topic)
+        waiting, pause_s, name = self._waiting[topic], RETRY_PAUSE_S_MIN, TopicName.parse(topic)
         clock, again_at = self._world.clock, 0.0
         while waiting.new or waiting.failed:
-            if not waiting.new and (rest_s := again_at - clock.monotonic()) > REST_S_MIN:
+            if not waiting.new and (rest_s := again_at - clock.monotonic()) > TIMER_PAUSE_S_MIN:
                 waiting.wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(rest_s):
@@ -260,15 +260,15 @@ class SettlementSender:
                 continue
             is_new = bool(waiting.new)
             source = waiting.new if is_new else waiting.failed
-            batch = source[:TOGETHER]
-            del source[:TOGETHER]
+            batch = source[:SETTLEMENTS_PER_REQUEST_MAX]
+            del source[:SETTLEMENTS_PER_REQUEST_MAX]
             failed = await self._send(name, batch)
             self.failures += bool(failed)
             if failed and (not is_new or not waiting.failed):
                 again_at = clock.monotonic() + pause_s * (0.5 + self._world.rng.random())
-                pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+                pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)
             elif not failed and not waiting.failed:
-                pause_s = PAUSE_S_MIN
+                pause_s = RETRY_PAUSE_S_MIN
             waiting.failed.extend(failed)
         del self._waiting[topic]
 
@@ -311,9 +311,9 @@ class CoordinatorRequest:
     def __init__(self, together: CoordinatorRequestBatch) -> None:
         self._together = together
         self.is_answered = False
-        self.result: Result = None
+        self.result: IntentResult = None
 
-    def answer(self, result: Result) -> None:
+    def answer(self, result: IntentResult) -> None:
         """Stores the answer to the request. Later calls have no effect."""
         if not self.is_answered:
             self.is_answered, self.result = True, result
@@ -341,7 +341,7 @@ class CoordinatorRequestBatch:
         if not self._left and self._all is not None and not self._all.done():
             self._all.set_result(None)
 
-    async def wait_answers(self, timeout_s: float) -> list[Result]:
+    async def wait_answers(self, timeout_s: float) -> list[IntentResult]:
         """Waits for the answers to all requests, and returns them in the order of the requests. An error is returned,
         not raised. A request without an answer after `timeout_s` seconds gets TimedOut."""
         if self._left:

@@ -47,7 +47,7 @@ class ParticipantWithTopicIndex(NamedTuple):
     entry: int
 
 
-class SinkTag(msgspec.Struct, frozen=True, array_like=True):
+class SinkBatchTag(msgspec.Struct, frozen=True, array_like=True):
     """Says to which batch of a sink a transaction belongs: the sink, the query, the number of the batch, and the
     attempt to write it (`run`)."""
 
@@ -65,11 +65,11 @@ class TransactionOwner(msgspec.Struct, frozen=True, array_like=True):
     timeout_s: float
     name: str = ""
     holder: int = 0  # of the name
-    tag: SinkTag | None = None
+    tag: SinkBatchTag | None = None
     address: str = ""  # of the client that began it
 
 
-DISCARDED_BATCH = -1
+DISCARDED_BATCH_NUMBER = -1
 """The batch number in a record which says that the sink is removed. (An older version reads it as a sink without a
 batch.)"""
 
@@ -248,16 +248,16 @@ class HalfMessageOutcomesDiscarded(CoordinatorLogRecord, frozen=True, array_like
     halves: bytes
 
 
-HalfRecord = (
+HalfMessageRecord = (
     HalfMessageStored | HalfMessageAgeRecorded | HalfMessageRolledBack | HalfMessageOutcomesInSnapshot
     | HalfMessageOutcomesDiscarded
 )
-AnyRecord = (
+AnyCoordinatorRecord = (
     TransactionsCommitted | TransactionPrepared | PreparedTransactionAborted | TransactionsSettled | ParticipantDetached
     | NameHolderChanged | IdleNamesRemoved
     | OutcomesDiscarded
     | EpochHandedOver | SettledOutcomesInSnapshot | LargestHolderNumber
-    | SinkBatchRecorded | HalfRecord
+    | SinkBatchRecorded | HalfMessageRecord
 )  # fmt: skip
 
 

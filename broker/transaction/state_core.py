@@ -32,17 +32,17 @@ from pyroaring import BitMap, BitMap64
 
 from ...proto.errors import InvalidRequest, MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from ...proto.states import COUNTER_BITS, EPOCH_BITS, TxnId, TxnState
-from .intents_core import AbortReason, CoordinatorCounters, CoordinatorLimits, Intent, TransactionRow
+from .intents_core import AbortReason, CoordinatorCounters, CoordinatorIntent, CoordinatorLimits, TransactionRow
 from .records_core import (
-    DISCARDED_BATCH,
-    AnyRecord,
+    DISCARDED_BATCH_NUMBER,
+    AnyCoordinatorRecord,
     EpochHandedOver,
     HalfMessageAgeRecorded,
     HalfMessageOutcomesDiscarded,
     HalfMessageOutcomesInSnapshot,
+    HalfMessageRecord,
     HalfMessageRolledBack,
     HalfMessageStored,
-    HalfRecord,
     IdleNamesRemoved,
     LargestHolderNumber,
     NameHolderChanged,
@@ -86,7 +86,7 @@ class StoredHalfMessages:
         self._rolled_back = BitMap64()
         self._of: dict[str, BitMap64] = {}  # those that ended, by the role that prepared them
 
-    def apply(self, record: HalfRecord) -> None:
+    def apply(self, record: HalfMessageRecord) -> None:
         """Applies a durable record about half messages. Must be called in the order of the ledger. (A commit comes by
         `add_committed_half_message`.)"""
         match record:
@@ -149,7 +149,7 @@ class StoredHalfMessages:
         """Returns True if no half message must be checked, because each open one is parked."""
         return all(each.parked for each in self.open.values())
 
-    def snapshot(self) -> Iterator[HalfRecord]:
+    def snapshot(self) -> Iterator[HalfMessageRecord]:
         """Yields records from which the same state can be restored."""
         yield from self.open.values()
         if self._committed or self._rolled_back:
@@ -184,11 +184,11 @@ def half_message_size_bytes(half: HalfMessageStored) -> int:
 
 
 Value = TypeVar("Value")
-Key = tuple[str, str]
+OwnerAndName = tuple[str, str]
 """A role, and a name that this role uses."""
-LOW_BITS = 32
-_LOW = (1 << LOW_BITS) - 1
-Ids = dict[int, BitMap]
+LOW_ID_BITS = 32
+_LOW = (1 << LOW_ID_BITS) - 1
+IdSet = dict[int, BitMap]
 """A set of ids: for each value of the upper bits, a bitmap of the lower bits."""
 
 
@@ -198,7 +198,7 @@ class ValuesByRoleAndName(Generic[Value]):
     __slots__ = ("_counts", "_values")
 
     def __init__(self) -> None:
-        self._values: dict[Key, Value] = {}
+        self._values: dict[OwnerAndName, Value] = {}
         self._counts: dict[str, int] = {}
 
     def find(self, owner: str, name: str) -> Value | None:
@@ -207,7 +207,7 @@ class ValuesByRoleAndName(Generic[Value]):
         found = self._values.get((owner, name))
         return found if found is not None or not owner else self._values.get(("", name))
 
-    def make_key(self, owner: str, name: str) -> Key:
+    def make_key(self, owner: str, name: str) -> OwnerAndName:
         """Returns the key of the value that `find` returns: the role and the name, or "" and the name."""
         return (owner, name) if (owner, name) in self._values else ("", name)
 
@@ -233,10 +233,10 @@ class ValuesByRoleAndName(Generic[Value]):
             return True
         return len(self._values) < most and (not owner or self._counts.get(owner, 0) < most_of_role)
 
-    def items(self) -> Iterable[tuple[Key, Value]]:
+    def items(self) -> Iterable[tuple[OwnerAndName, Value]]:
         return self._values.items()
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: OwnerAndName) -> bool:
         return key in self._values
 
     def __len__(self) -> int:
@@ -250,9 +250,9 @@ class CommittedTransactionIds:
     __slots__ = ("_free", "_of", "_owned")
 
     def __init__(self) -> None:
-        self._free: Ids = {}  # of no role
-        self._owned: Ids = {}  # of any role
-        self._of: dict[str, Ids] = {}
+        self._free: IdSet = {}  # of no role
+        self._owned: IdSet = {}  # of any role
+        self._of: dict[str, IdSet] = {}
 
     def add(self, txn: int, owner: str) -> None:
         if not owner:
@@ -295,18 +295,18 @@ class CommittedTransactionIds:
             yield SettledOutcomesInSnapshot(high, everything.serialize(), owners)
 
 
-def _add(ids: Ids, txn: int) -> None:
-    ids.setdefault(txn >> LOW_BITS, BitMap()).add(txn & _LOW)
+def _add(ids: IdSet, txn: int) -> None:
+    ids.setdefault(txn >> LOW_ID_BITS, BitMap()).add(txn & _LOW)
 
 
-def _has(ids: Ids, txn: int) -> bool:
-    found = ids.get(txn >> LOW_BITS)
+def _has(ids: IdSet, txn: int) -> bool:
+    found = ids.get(txn >> LOW_ID_BITS)
     return found is not None and txn & _LOW in found
 
 
-def discard_ids_below(ids: Ids, below: int) -> None:
+def discard_ids_below(ids: IdSet, below: int) -> None:
     """Removes from the set `ids` all ids below `below`."""
-    high, low = below >> LOW_BITS, below & _LOW
+    high, low = below >> LOW_ID_BITS, below & _LOW
     for each in [each for each in ids if each < high]:
         del ids[each]
     if high in ids:
@@ -371,7 +371,7 @@ class CoordinatorState:
     def is_committed(self, txn: int) -> bool:
         return txn in self.kept
 
-    def apply(self, record: AnyRecord) -> None:
+    def apply(self, record: AnyCoordinatorRecord) -> None:
         """Applies a durable record. Must be called in the order of the ledger. Raises KeyError or ValueError if the
         record contradicts the state, which means that the ledger is damaged."""
         match record:
@@ -428,12 +428,12 @@ class CoordinatorState:
             self.halves.add_committed_half_message(record.half)
 
     def _sink(self, sink: SinkBatch) -> None:
-        if sink.batch == DISCARDED_BATCH:
+        if sink.batch == DISCARDED_BATCH_NUMBER:
             self.sinks.remove(sink.owner, sink.sink_id)
         else:
             self.sinks.store_value(sink.owner, sink.sink_id, sink)
 
-    def snapshot(self) -> Iterator[AnyRecord]:
+    def snapshot(self) -> Iterator[AnyCoordinatorRecord]:
         """Yields records from which the state can be restored. The records are small, so that they can be stored in
         several entries."""
         yield LargestHolderNumber(self.last_holder)
@@ -489,7 +489,7 @@ class TransactionPhase(enum.Enum):
     ABORTING = "aborting"
 
 
-IN_DOUBT = (TransactionPhase.PREPARING, TransactionPhase.COMMITTING, TransactionPhase.ABORTING)
+IN_DOUBT_PHASES = (TransactionPhase.PREPARING, TransactionPhase.COMMITTING, TransactionPhase.ABORTING)
 """Phases in which a record of the transaction is in flight, so that its outcome is in doubt."""
 
 
@@ -512,7 +512,7 @@ class LiveTransaction(msgspec.Struct):
     phase: TransactionPhase = TransactionPhase.OPEN
     participants: dict[str, Participant] = msgspec.field(default_factory=dict)
     reason: AbortReason = AbortReason.CLIENT
-    waiting_intents: list[Intent] = msgspec.field(default_factory=list)  # asked while it is in doubt
+    waiting_intents: list[CoordinatorIntent] = msgspec.field(default_factory=list)  # asked while it is in doubt
 
 
 class UnsettledTransaction(msgspec.Struct):
@@ -541,7 +541,7 @@ def txn_state_of_table_entry(found: LiveTransaction | UnsettledTransaction | Txn
 # ---------------------------------------------------------------------------------------------------- table_core
 
 
-GONE_MAX = 100_000
+ABORTS_REMEMBERED_MAX = 100_000
 """Most aborted ids whose reason and owner are remembered."""
 
 
@@ -572,8 +572,8 @@ class TransactionTable:
         self.live: dict[int, LiveTransaction] = {}
         self.ending: dict[int, UnsettledTransaction] = {}
         self.open_by_owner: dict[str, int] = {}
-        self.by_name: dict[Key, set[int]] = {}  # unused and live ones
-        self.by_sink: dict[Key, set[int]] = {}
+        self.by_name: dict[OwnerAndName, set[int]] = {}  # unused and live ones
+        self.by_sink: dict[OwnerAndName, set[int]] = {}
         self._gone: dict[int, AbortedTransaction] = {}
         self.deadlines: list[tuple[float, int]] = []
 
@@ -665,7 +665,7 @@ class TransactionTable:
         more than GONE_MAX aborts, the oldest is dropped."""
         self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
         self._gone[txn] = AbortedTransaction(reason, owner)
-        if len(self._gone) > GONE_MAX:
+        if len(self._gone) > ABORTS_REMEMBERED_MAX:
             del self._gone[next(iter(self._gone))]
 
     def _reason_of(self, txn: int, unknown: AbortReason) -> AbortReason:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar.proto.operations import (
-    MANAGE,
+    MANAGE_RULE,
     AnsweringBroker,
     CliVerb,
     HttpRoute,
@@ -18,7 +18,7 @@ from magnetar.proto.operations import (
 )
 
 ROW: Operation[tuple[str, ...]] = Operation(
-    "DescribeTopic", MANAGE, AnsweringBroker.OWNER, request="DeleteRequest", reply="Names",
+    "DescribeTopic", MANAGE_RULE, AnsweringBroker.OWNER, request="DeleteRequest", reply="Names",
     takes=(RequestField("force", bool, "Although nothing asks for it."),),
     method="describe_topic", help="What a topic is called.",
     routes=(HttpRoute("GET", "/description", "What the topic is called.", answer="[text]"),),

@@ -15,12 +15,12 @@ from magnetar.ledger import LedgerEntry
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, LedgerRecord, encode_record
 from magnetar.metadata.store import (
-    ABSENT,
-    ANY,
+    ANY_VERSION,
+    NODE_ABSENT,
     CheckNodeVersion,
+    CommitOperation,
     DeleteNode,
     NodeUpdate,
-    Operation,
     PutNode,
     VersionedValue,
     update_nodes,
@@ -85,16 +85,20 @@ class Session:
         await self._answer()
         return self.storage.nodes.get(path)
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         """One write, of all or nothing."""
         versions: list[int] = []
         for each in operations:
             found = self.storage.nodes.get(each.path)
-            version = found.version if found is not None else ABSENT
-            if each.expected not in (ANY, version):
+            version = found.version if found is not None else NODE_ABSENT
+            if each.expected not in (ANY_VERSION, version):
                 raise BadVersion(f"{each.path} has version {version}")
             versions.append(
-                version if isinstance(each, CheckNodeVersion) else version + 1 if isinstance(each, PutNode) else ABSENT
+                version
+                if isinstance(each, CheckNodeVersion)
+                else version + 1
+                if isinstance(each, PutNode)
+                else NODE_ABSENT
             )
         if await self._written():
             for each, version in zip(operations, versions, strict=True):
@@ -111,7 +115,7 @@ class Session:
         if path.startswith(f"{paths.LEDGERS}/"):
             self.storage.ledgers.setdefault(int(path.rpartition("/")[2]), Stored())
 
-    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+    async def put(self, path: str, value: bytes, expected: int = ANY_VERSION, *, ephemeral: bool = False) -> int:
         return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
     async def delete_node(self, path: str) -> None:
@@ -119,7 +123,7 @@ class Session:
             self.storage.nodes.pop(path, None)
         await self._answer()
 
-    async def delete(self, what: str | int, expected: int = ANY) -> None:
+    async def delete(self, what: str | int, expected: int = ANY_VERSION) -> None:
         """Of both: a path, or a ledger."""
         if isinstance(what, str):
             await self.delete_node(what)
@@ -154,7 +158,7 @@ class Session:
     def make_writer(self, record: LedgerRecord) -> Writer:
         return Writer(self, record.ledger_id)
 
-    async def recover_until_close(self, ledger_id: int) -> tuple[Reader, None]:
+    async def recover_without_close(self, ledger_id: int) -> tuple[Reader, None]:
         return await self.recover(ledger_id), None
 
     async def recover(self, ledger_id: int) -> Reader:
@@ -191,7 +195,7 @@ class Writer:
         self._next += 1
         return asyncio.ensure_future(self._append(entry_id, b"".join(frames)))
 
-    def push(self, payload: bytes, tail: object = None) -> None:
+    def append_for_listener(self, payload: bytes, tail: object = None) -> None:
         self.append(payload).add_done_callback(self._tell)
 
     def _tell(self, outcome: asyncio.Future[int]) -> None:

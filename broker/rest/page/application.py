@@ -29,10 +29,9 @@ The security checks of the page, before a view runs:
     FormTokens().check_token(cookie, token)   … and from a form that this process made for this browser
     BrowserSessions(clock).find(cookie)       returns the credentials of a caller who has logged in
 
-Names, properties and payloads come from clients, and may be hostile: templates escape them, and `HEADERS` lets the
-browser run and load only files of this server. The page has no rights of its own: each operation is called as the
-caller, as over REST. Guarding tests: tests/broker/rest/test_page.py.
-"""
+Names, properties and payloads come from clients, and may be hostile: templates escape them, and `SECURITY_HEADERS` lets
+the browser run and load only files of this server. The page has no rights of its own: each operation is called as the
+caller, as over REST. Guarding tests: tests/broker/rest/test_page.py. """
 
 from __future__ import annotations
 
@@ -65,21 +64,30 @@ from ....runtime.clock import Clock
 from ....runtime.network import CallContext
 from ...access.authorizer import may_call_every_operation
 from ...node.topic_manager import TopicManager
-from ..call import HttpError, RestRequest, error_response
-from .messages import ResendResult, parse_form_time, plan_resend, publish_again, view_messages
-from .topic_views import FILTERS, LANDING, SUBSCRIPTION, VIEWS, PageView, find_view, moment, number
+from ..call import HttpError, RestRequest, make_error_response
+from .messages import ResendResult, parse_form_time, plan_resend, resend_message, view_messages
+from .topic_views import (
+    LANDING_VIEW,
+    PAGE_VIEWS,
+    SUBSCRIPTION_VIEW,
+    TEMPLATE_FILTERS,
+    PageView,
+    find_view,
+    moment,
+    number,
+)
 
-HEADERS = {
+SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # with no-referrer browsers send `Origin: null` with our own forms
     "Cache-Control": "no-store",
 }
-SESSION_S = 12 * 3600
+BROWSER_SESSION_S = 12 * 3600
 SESSIONS_MAX = 1_000
 """Logins at a time; the one that was used least recently ends for a further one. A login takes up to 16 KiB."""
-COOKIE_MAX = 128
+COOKIE_CHARACTERS_MAX = 128
 """Characters of a cookie of ours, at most."""
 
 
@@ -146,7 +154,7 @@ class BrowserSessions:
         """Creates a login with these credentials, and returns its cookie. If there are too many logins, ends the one
         that was used least recently."""
         cookie = make_cookie()
-        self._sessions[cookie] = BrowserSession(authorization, self._clock.monotonic() + SESSION_S)
+        self._sessions[cookie] = BrowserSession(authorization, self._clock.monotonic() + BROWSER_SESSION_S)
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return cookie
@@ -172,8 +180,8 @@ def make_cookie() -> str:
     return secrets.token_urlsafe(24)
 
 
-ACTS = ("skip", "expire", "reset")
-SECONDS_MAX = 100 * 365 * 86_400
+SUBSCRIPTION_ACTIONS = ("skip", "expire", "reset")
+AGE_SECONDS_MAX = 100 * 365 * 86_400
 
 
 class PageAction(NamedTuple):
@@ -192,12 +200,12 @@ def parse_page_action(form: Mapping[str, str]) -> PageAction:
         return PageAction(act, 0)
     if act == "expire":
         age_s = parse_number(text)
-        if age_s is None or not 1 <= age_s <= SECONDS_MAX:
+        if age_s is None or not 1 <= age_s <= AGE_SECONDS_MAX:
             raise HttpError("the age is a number of seconds, 1 or more")
         return PageAction(act, age_s)
     if act == "reset":
         return PageAction(act, parse_form_time(text))
-    raise HttpError(f"an action is one of {', '.join(ACTS)}")
+    raise HttpError(f"an action is one of {', '.join(SUBSCRIPTION_ACTIONS)}")
 
 
 async def preview_page_action(call: RestRequest, action: PageAction) -> str:
@@ -233,19 +241,19 @@ async def run_page_action(call: RestRequest, action: PageAction) -> None:
         await call.call_topic_owner(op.RESET_SUBSCRIPTION, topic, name=name, publish_time_ms=action.value)
 
 
-ROOT = "/ui"
-LIVE_S = 2.0
+PAGE_ROOT_PATH = "/ui"
+LIVE_REFRESH_S = 2.0
 KEEP_ALIVE_COMMENT_TURNS = 7
 """After so many turns without a change a stream sends a comment, so that what is between does not end it."""
-STREAMS_MAX = 50
-VIEW_S = 30.0
-RESENT_MAX = 1000
+LIVE_STREAMS_MAX = 50
+VIEW_TIMEOUT_S = 30.0
+RESENT_MESSAGES_MAX = 1000
 """Messages that were published again, of which the page remembers that they were."""
 FORM_BYTES_MAX = 64 << 10
 
-Admit = Callable[[Request, str, str], Awaitable[CallContext]]
+AdmitRequest = Callable[[Request, str, str], Awaitable[CallContext]]
 """Authenticates the caller of a request, for a path of the audit log; the text is the `Authorization` of a login."""
-MakeCall = Callable[[Request, CallContext, dict[str, str], bytes], RestRequest]
+MakeRestRequest = Callable[[Request, CallContext, dict[str, str], bytes], RestRequest]
 
 _WHO = "magnetar.page.who"
 """The key in a request's scope of who the caller is, for the page that says why something is not shown."""
@@ -258,7 +266,7 @@ _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FOLDER / "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
     trim_blocks=True, lstrip_blocks=True, auto_reload=False,
 )  # fmt: skip
-_TEMPLATES.filters.update(FILTERS)
+_TEMPLATES.filters.update(TEMPLATE_FILTERS)
 for _name in _TEMPLATES.list_templates():
     _TEMPLATES.get_template(_name)  # read and compiled with this module, in its thread
 
@@ -267,7 +275,7 @@ class PageApplication:
     """The ASGI application of the HTML page at /ui. `admit`: authenticates the caller of a request; `make_call`: makes
     the RestRequest that a view gets."""
 
-    def __init__(self, admit: Admit, make_call: MakeCall, broker: TopicManager) -> None:
+    def __init__(self, admit: AdmitRequest, make_call: MakeRestRequest, broker: TopicManager) -> None:
         self._admit = admit
         self._make_call = make_call
         self._broker = broker
@@ -285,11 +293,11 @@ class PageApplication:
             response = self._ask_login(request, error)
         except Exception as error:
             response = self._refused(request, error)
-        response.headers.update(HEADERS)
+        response.headers.update(SECURITY_HEADERS)
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        path = request.scope["path"].removeprefix(ROOT)
+        path = request.scope["path"].removeprefix(PAGE_ROOT_PATH)
         if request.method not in ("GET", "HEAD", "POST"):
             raise HttpError("the page is read by GET, and changed by POST", 405)
         if request.method == "POST":
@@ -300,12 +308,14 @@ class PageApplication:
             return self._render(request, "login.html", title="Log in", reason="", who="")
         view, names = find_view(path)
         context = await self._caller(request, f"{view.template.removesuffix('.html')}")
-        if view is VIEWS[""] and ("topic" in request.query_params or not may_call_every_operation(context.principal)):
-            view = LANDING
+        if view is PAGE_VIEWS[""] and (
+            "topic" in request.query_params or not may_call_every_operation(context.principal)
+        ):
+            view = LANDING_VIEW
         call = self._make_call(request, context, _topic_names(names), b"")
         if request.query_params.get("live") and view.live and request.method == "GET":
             return self._live(request, view, _topic_names(names))
-        async with asyncio.timeout(VIEW_S):
+        async with asyncio.timeout(VIEW_TIMEOUT_S):
             value = await view.run(call)
         if isinstance(value, Response):
             return value
@@ -335,16 +345,16 @@ class PageApplication:
             return await self._login(request, form)
         if path == "/logout":
             self._sessions.discard(_cookie(request))
-            return RedirectResponse(f"{ROOT}/login", 303)
+            return RedirectResponse(f"{PAGE_ROOT_PATH}/login", 303)
         view, names = find_view(path)
-        if view is not SUBSCRIPTION and view.run is not view_messages:
+        if view is not SUBSCRIPTION_VIEW and view.run is not view_messages:
             raise HttpError("the page has no such form", 404)
         context = await self._caller(request, view.template.removesuffix(".html"))
         call = self._make_call(request, context, _topic_names(names), b"")
-        if view is not SUBSCRIPTION:
+        if view is not SUBSCRIPTION_VIEW:
             return await self._resend(request, call, form, context)
         action = parse_page_action(form)
-        async with asyncio.timeout(VIEW_S):
+        async with asyncio.timeout(VIEW_TIMEOUT_S):
             if form.get("confirm") == "1":
                 await run_page_action(call, action)
                 return RedirectResponse(request.scope["path"], 303)
@@ -362,16 +372,16 @@ class PageApplication:
         seen = f"{request.scope['path']}?id={quote(id_, safe=':')}&resent={once}"
         if confirmed and once in self._resent:
             return RedirectResponse(seen, 303)
-        async with asyncio.timeout(VIEW_S):
+        async with asyncio.timeout(VIEW_TIMEOUT_S):
             plan = await plan_resend(call, act, id_, once if confirmed else secrets.token_hex(16))
         if not confirmed:
             return self._render(request, "resend.html", title="Publish again", who=context.principal.name, plan=plan)
         if once in self._resent:  # the same form was sent while this one was looked at
             return RedirectResponse(seen, 303)
         self._resent[once] = None  # before it is published: a form that is sent twice publishes once
-        while len(self._resent) > RESENT_MAX:
+        while len(self._resent) > RESENT_MESSAGES_MAX:
             self._resent.popitem(last=False)
-        self._resent[once] = await publish_again(call, plan)  # after an error it may have been published
+        self._resent[once] = await resend_message(call, plan)  # after an error it may have been published
         return RedirectResponse(seen, 303)
 
     async def _login(self, request: Request, form: dict[str, str]) -> Response:
@@ -392,8 +402,8 @@ class PageApplication:
 
     # ---------------------------------------------------------------------------------------------------- live
     def _live(self, request: Request, view: PageView, names: dict[str, str]) -> Response:
-        if self._streams >= STREAMS_MAX:
-            raise HttpError(f"{STREAMS_MAX} pages are live already: this one is as of its loading", 503)
+        if self._streams >= LIVE_STREAMS_MAX:
+            raise HttpError(f"{LIVE_STREAMS_MAX} pages are live already: this one is as of its loading", 503)
         return StreamingResponse(
             self._events(request, view, names), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
         )
@@ -402,7 +412,7 @@ class PageApplication:
         """Yields the events of a live view, until the browser leaves, the server ends, or the view fails. Each turn is
         for who the caller is then: its login may have ended."""
         ended: asyncio.Event = request.state.ended
-        if self._streams >= STREAMS_MAX:  # of those that were asked for in the same moment
+        if self._streams >= LIVE_STREAMS_MAX:  # of those that were asked for in the same moment
             return  # the browser asks again, and is told why
         shown, quiet = b"", 0
         self._streams += 1
@@ -410,7 +420,7 @@ class PageApplication:
             yield b"retry: 3000\n\n"
             while not ended.is_set():
                 call = self._make_call(request, await self._caller(request, "live"), names, b"")
-                async with asyncio.timeout(VIEW_S):
+                async with asyncio.timeout(VIEW_TIMEOUT_S):
                     value = await view.run(call)
                 text = self._fragment(view, value)
                 version = hashlib.sha256(text.encode()).digest()
@@ -420,7 +430,7 @@ class PageApplication:
                 elif (quiet := quiet + 1) % KEEP_ALIVE_COMMENT_TURNS == 0:
                     yield b": nothing has changed\n\n"
                 try:
-                    async with asyncio.timeout(LIVE_S):
+                    async with asyncio.timeout(LIVE_REFRESH_S):
                         await ended.wait()
                 except TimeoutError:
                     continue
@@ -437,7 +447,8 @@ class PageApplication:
     def _render(self, request: Request, template: str, **values: Any) -> Response:
         cookie = _cookie(request) or make_cookie()
         shared = {
-            "form": self._tokens.make_token(cookie), "product": PRODUCT, "views": VIEWS, "root": ROOT, "live": False,
+            "form": self._tokens.make_token(cookie), "product": PRODUCT, "views": PAGE_VIEWS, "root": PAGE_ROOT_PATH,
+            "live": False,
             "next": request.query_params.get("next", ""), "path": None, "preview": "", "now_ms": self._clock.wall_ms(),
             "resent": self._resent.get(request.query_params.get("resent", "")),
         }  # fmt: skip
@@ -449,13 +460,13 @@ class PageApplication:
     def _ask_login(self, request: Request, error: Unauthenticated) -> Response:
         if _wants_html(request):
             where = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
-            return RedirectResponse(f"{ROOT}/login?next={quote(where, safe='')}", 303)
-        return error_response(error)
+            return RedirectResponse(f"{PAGE_ROOT_PATH}/login?next={quote(where, safe='')}", 303)
+        return make_error_response(error)
 
     def _refused(self, request: Request, error: Exception) -> Response:
         if isinstance(error, TimeoutError):
-            error = HttpError(f"the view was not ready within {VIEW_S:g} s", 504)
-        found = error_response(error)
+            error = HttpError(f"the view was not ready within {VIEW_TIMEOUT_S:g} s", 504)
+        found = make_error_response(error)
         if not _wants_html(request):
             return found
         reason = json.loads(bytes(found.body))["reason"]
@@ -466,7 +477,7 @@ class PageApplication:
 
 
 def _values(request: Request, view: PageView, value: object, context: CallContext) -> dict[str, Any]:
-    path = request.scope["path"].removeprefix(ROOT).strip("/")
+    path = request.scope["path"].removeprefix(PAGE_ROOT_PATH).strip("/")
     return {
         "view": value,
         "title": view.title,
@@ -500,12 +511,12 @@ def _cookie_name(request: Request) -> str:
 
 def _cookie(request: Request) -> str:
     found = request.cookies.get(_cookie_name(request), "")
-    return found if len(found) <= COOKIE_MAX else ""
+    return found if len(found) <= COOKIE_CHARACTERS_MAX else ""
 
 
 def _set_cookie(request: Request, response: Response, cookie: str) -> None:
     response.set_cookie(
-        _cookie_name(request), cookie, max_age=SESSION_S, path=ROOT, httponly=True, samesite="strict",
+        _cookie_name(request), cookie, max_age=BROWSER_SESSION_S, path=PAGE_ROOT_PATH, httponly=True, samesite="strict",
         secure=request.state.caller.is_encrypted,
     )  # fmt: skip
 
@@ -513,8 +524,8 @@ def _set_cookie(request: Request, response: Response, cookie: str) -> None:
 def _local(target: str) -> str:
     """Returns where to go after a login: a view of ours, whatever the form says."""
     parts = urlsplit(target)
-    if parts.scheme or parts.netloc or not parts.path.startswith(f"{ROOT}/") or "\\" in target:
-        return f"{ROOT}/"
+    if parts.scheme or parts.netloc or not parts.path.startswith(f"{PAGE_ROOT_PATH}/") or "\\" in target:
+        return f"{PAGE_ROOT_PATH}/"
     return target
 
 

@@ -55,27 +55,27 @@ from ...subscription.core.redelivery_backoff import copy_message_metadata
 from ..call import HttpError, RestRequest
 from ..subscriptions_routes import PayloadResponse
 
-PEEKED = 20
-PAYLOADS_BYTES = 64 << 10
+PEEKED_MESSAGES = 20
+SHOWN_PAYLOAD_BYTES_MAX = 64 << 10
 """Bytes of the payloads on a page, together."""
-NESTED_MAX = 50
+JSON_NESTING_MAX = 50
 """Depth of a JSON document that is indented."""
-WAYS = ("", "text", "json", "hex")
-ONE = "open one of them"
-RESEND, REDRIVE = "resend", "redrive"
+PAYLOAD_FORMATS = ("", "text", "json", "hex")
+OPEN_ONE_PARTITION = "open one of them"
+RESEND_ACTION, REDRIVE_ACTION = "resend", "redrive"
 """What an operator does with a message: publishes it again, or sends a dead letter back."""
 
-FOUND_MAX = 50
+FOUND_MESSAGES_MAX = 50
 """Messages on one page of a search."""
-TAIL_MAX = 50
-TAIL_BYTES = 1 << 20
-TAIL_PAYLOADS = 16 << 10
+TAIL_MESSAGES_MAX = 50
+TAIL_READ_BYTES_MAX = 1 << 20
+TAIL_PAYLOAD_BYTES_MAX = 16 << 10
 """Messages of the tail, bytes that are read for it each time, about, and bytes of the payloads that it shows."""
 
 T = TypeVar("T")
 
 
-async def ask_owner(call: RestRequest, operation: Operation[T], **arguments: object) -> T:
+async def ask_topic_owner(call: RestRequest, operation: Operation[T], **arguments: object) -> T:
     """Calls an operation at the owner of the topic in the path, and returns the answer. Raises the errors of
     `RestRequest.authorize` and `RestRequest.call_topic_owner`."""
     await call.authorize(operation, **{operation.rule.field: call.topic.full}, **arguments)
@@ -91,14 +91,14 @@ def parse_form_time(text: str) -> int:
         raise HttpError("the time is like 2026-11-28T12:00, in UTC") from None
 
 
-def json_text(text: str) -> str:
+def indent_json(text: str) -> str:
     """Returns the JSON document `text`, indented over several lines. Raises ValueError if `text` is not JSON, or is
     nested deeper than NESTED_MAX."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
         deepest = max(deepest, depth)
-    if deepest > NESTED_MAX:
+    if deepest > JSON_NESTING_MAX:
         raise ValueError(f"nested {deepest} deep")
     try:
         return msgspec.json.format(text, indent=2)
@@ -118,7 +118,7 @@ def format_payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
     if way == "hex" or (way != "text" and "\0" in text):
         return "hex", _hex_text(part)
     try:
-        return ("text", text) if way == "text" or not is_whole else ("json", json_text(text)[: 2 * most])
+        return ("text", text) if way == "text" or not is_whole else ("json", indent_json(text)[: 2 * most])
     except ValueError:
         return "text", text
 
@@ -200,24 +200,25 @@ class NewestMessagesView:
     messages: tuple[MessageView, ...]
 
 
-SEARCHED = ("since", "until", "key", "property", "text", "where")
-FIELDS = ("id", "time", "subscription", *SEARCHED)
+SEARCH_CRITERIA = ("since", "until", "key", "property", "text", "where")
+FORM_FIELDS = ("id", "time", "subscription", *SEARCH_CRITERIA)
 
 
 def is_search_query(call: RestRequest) -> bool:
     """Returns True if the query of the request is a search, which may read a large part of the topic."""
-    return any(call.query.get(each) for each in SEARCHED)
+    return any(call.query.get(each) for each in SEARCH_CRITERIA)
 
 
 async def view_messages(call: RestRequest) -> MessagesView | Response:
     """Returns the messages of the topic that the query selects. With the parameter `download`, returns a response with
     the payload of the single message that `id` names. Raises HttpError if the query is invalid; NotFound if the message
-    does not exist; BackPressure if memory for answers is short; and the errors of `ask_owner` and `decode_entry`."""
-    await call.check_unpartitioned(op.GET_MESSAGE, ONE)
-    asked = {name: call.query.get(name, "") for name in FIELDS}
+    does not exist; BackPressure if memory for answers is short; and the errors of `ask_topic_owner` and
+    `decode_entry`."""
+    await call.check_unpartitioned(op.GET_MESSAGE, OPEN_ONE_PARTITION)
+    asked = {name: call.query.get(name, "") for name in FORM_FIELDS}
     asked |= {name: text.strip() for name, text in asked.items() if name not in ("key", "text", "where")}
     way = call.query.get("as", "")
-    if way not in WAYS:
+    if way not in PAYLOAD_FORMATS:
         raise HttpError("a payload is shown as text, json or hex")
     progress: SearchProgress | None = None
     if is_search_query(call):
@@ -245,18 +246,18 @@ async def view_messages(call: RestRequest) -> MessagesView | Response:
 async def view_newest_messages(call: RestRequest) -> NewestMessagesView:
     """Returns the newest messages of the topic: at most TAIL_MAX, and fewer if they are large. Stores nothing between
     two calls, so an open page costs the same for each call, and a closed page costs nothing. Raises HttpError (405) if
-    the topic is partitioned, and the errors of `ask_owner` and `decode_entry`."""
-    await call.check_unpartitioned(op.GET_MESSAGE, ONE)
-    offsets = await ask_owner(call, op.OFFSETS)
+    the topic is partitioned, and the errors of `ask_topic_owner` and `decode_entry`."""
+    await call.check_unpartitioned(op.GET_MESSAGE, OPEN_ONE_PARTITION)
+    offsets = await ask_topic_owner(call, op.OFFSETS)
     end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
-    width = max(1, min(TAIL_MAX, TAIL_BYTES * count // max(1, offsets.bytes)))
-    answer = await ask_owner(call, op.FIND_MESSAGES, limit=width)
+    width = max(1, min(TAIL_MESSAGES_MAX, TAIL_READ_BYTES_MAX * count // max(1, offsets.bytes)))
+    answer = await ask_topic_owner(call, op.FIND_MESSAGES, limit=width)
     found = await _decode_found(call, answer)
-    most = TAIL_PAYLOADS // max(1, len(found))
+    most = TAIL_PAYLOAD_BYTES_MAX // max(1, len(found))
     return NewestMessagesView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
 
 
-def find_real_topic(message: DecodedMessage, here: TopicName) -> TopicName | None:
+def find_dead_letter_source(message: DecodedMessage, here: TopicName) -> TopicName | None:
     """Returns the topic from which a dead letter came; None if the message is not a dead letter, or names no other
     persistent topic by its full name. `here`: the topic that contains the message."""
     told = decode_properties(message.metadata).get(REAL_TOPIC, "")
@@ -273,13 +274,13 @@ async def find_allowed_actions(call: RestRequest, messages: Sequence[DecodedMess
     """Returns, for each message, the actions that the caller may do with it: RESEND (publish it again), REDRIVE (send a
     dead letter back to the topic from which it came). Raises Unavailable if the caller's grants cannot be read."""
     may = dict[TopicName, bool]()
-    for target in (call.topic, *(find_real_topic(each, call.topic) for each in messages)):
+    for target in (call.topic, *(find_dead_letter_source(each, call.topic) for each in messages)):
         if target is not None and target not in may:
             may[target] = await _may_produce(call, target)
     found = list[tuple[str, ...]]()
     for each in messages:
-        real = find_real_topic(each, call.topic)
-        acts = [(RESEND, may[call.topic]), (REDRIVE, real is not None and may[real])]
+        real = find_dead_letter_source(each, call.topic)
+        acts = [(RESEND_ACTION, may[call.topic]), (REDRIVE_ACTION, real is not None and may[real])]
         found.append(tuple(act for act, allowed in acts if allowed))
     return found
 
@@ -304,7 +305,7 @@ async def check_produce_permission(call: RestRequest, topic: TopicName, *, audit
 async def make_message_views(call: RestRequest, found: list[DecodedMessage], way: str) -> tuple[MessageView, ...]:
     """Returns the messages `found` in the form in which the page shows them. Their payloads together have at most
     PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads. Raises the errors of `find_allowed_actions`."""
-    most = PAYLOADS_BYTES // max(1, len(found))
+    most = SHOWN_PAYLOAD_BYTES_MAX // max(1, len(found))
     acts = await find_allowed_actions(call, found)
     return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
 
@@ -322,14 +323,14 @@ def parse_entry_message_id(text: str) -> tuple[int, int, int]:
 async def _find_entries(call: RestRequest, wanted: tuple[int, int, int] | None, asked: dict[str, str]) -> Any:
     """Returns the entries that are asked for, as `wire.Delivery`."""
     if asked["time"]:
-        at = await ask_owner(call, op.MESSAGE_ID_BY_TIME, publish_time_ms=parse_form_time(asked["time"]))
+        at = await ask_topic_owner(call, op.MESSAGE_ID_BY_TIME, publish_time_ms=parse_form_time(asked["time"]))
         wanted = at.ledger_id, at.entry_id, -1
     if wanted is not None:
-        return await ask_owner(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
+        return await ask_topic_owner(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
     if asked["subscription"]:
-        return await ask_owner(call, op.PEEK_MESSAGES, name=asked["subscription"], messages=PEEKED)
+        return await ask_topic_owner(call, op.PEEK_MESSAGES, name=asked["subscription"], messages=PEEKED_MESSAGES)
     try:
-        return await ask_owner(call, op.EXAMINE_MESSAGES, number=1, from_latest=True)
+        return await ask_topic_owner(call, op.EXAMINE_MESSAGES, number=1, from_latest=True)
     except NotFound:
         return ()  # it has no message
 
@@ -384,14 +385,16 @@ def _message(found: DecodedMessage, way: str, most: int, acts: tuple[str, ...]) 
 async def search_messages(call: RestRequest, asked: dict[str, str]) -> tuple[list[DecodedMessage], SearchProgress]:
     """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns at most FOUND_MAX
     messages, the newest first, and the progress of the search. Raises HttpError (400) if a parameter is invalid, and
-    the errors of `ask_owner` and `decode_entry`."""
+    the errors of `ask_topic_owner` and `decode_entry`."""
     times = {f"{each}_ms": parse_form_time(asked[each]) for each in ("since", "until") if asked[each]}
     before = parse_number(call.query.get("before", "") or "0")
     if before is None:
         raise HttpError("a search goes on before the index of a message")
     wanted = {each: asked[each] for each in ("key", "property", "text", "where")}
     try:
-        answer = await ask_owner(call, op.FIND_MESSAGES, **wanted, **times, before_index=before, limit=FOUND_MAX)
+        answer = await ask_topic_owner(
+            call, op.FIND_MESSAGES, **wanted, **times, before_index=before, limit=FOUND_MESSAGES_MAX
+        )
     except InvalidRequest as error:
         raise HttpError(error.message) from error
     return await _decode_found(call, answer), SearchProgress(
@@ -463,12 +466,12 @@ async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> Resen
     topic) or REDRIVE (a dead letter back to the topic from which it came). `once`: a text that is different for each
     plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound if there is no such
     message; Unauthorized if the caller may not consume the one topic, or publish to the other; and the errors of
-    `ask_owner` and `decode_entry`."""
-    if act not in (RESEND, REDRIVE):
-        raise HttpError(f"an action is {RESEND} or {REDRIVE}")
+    `ask_topic_owner` and `decode_entry`."""
+    if act not in (RESEND_ACTION, REDRIVE_ACTION):
+        raise HttpError(f"an action is {RESEND_ACTION} or {REDRIVE_ACTION}")
     await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")
     wanted = parse_entry_message_id(id_)
-    (entry,) = await ask_owner(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
+    (entry,) = await ask_topic_owner(call, op.GET_MESSAGE, ledger_id=wanted[0], entry_id=wanted[1])
     found = await decode_entry(call, entry, wanted)
     if len(found) != 1:
         raise HttpError("name one message of the batch, as LEDGER:ENTRY:INDEX")
@@ -480,14 +483,14 @@ async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> Resen
             f"it is encrypted in one batch with {header.num_messages - 1} others, and only a consumer with the key can "
             "take that apart", 409,
         )  # fmt: skip
-    real = call.topic if act == RESEND else find_real_topic(message, call.topic)
+    real = call.topic if act == RESEND_ACTION else find_dead_letter_source(message, call.topic)
     if real is None:
         raise HttpError("it is no dead letter: it names no topic from where it came", 409)
     await check_produce_permission(call, real)
     metadata = copy_message_metadata(header, message.metadata, as_it_is=message.is_encoded)
     target = await _choose_partition(call, real, metadata, once)
     letter_id = f"({wanted[0]},{wanted[1]},{call.topic.partition},{wanted[2]})"
-    times = _take_letter_off(metadata, letter_id, real) if act == REDRIVE else 0
+    times = _take_letter_off(metadata, letter_id, real) if act == REDRIVE_ACTION else 0
     metadata.producer_name, metadata.sequence_id = f"page-{once}", 0
     metadata.publish_time = call.broker.world.clock.wall_ms()
     metadata.ClearField("replicated_from")
@@ -529,7 +532,7 @@ def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, t
         "transaction and without a delay.",
         f"{who}. The original stays, and nothing is acknowledged.",
     ]
-    if act == REDRIVE:
+    if act == REDRIVE_ACTION:
         told.append(f"It would be the {times}. time that it goes back; what the dead letter added is taken off.")
     if metadata.HasField("partition_key"):
         value = "deletes" if metadata.null_value else "replaces"
@@ -539,7 +542,7 @@ def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, t
     return " ".join(told)
 
 
-async def publish_again(call: RestRequest, plan: ResendPlan) -> ResendResult:
+async def resend_message(call: RestRequest, plan: ResendPlan) -> ResendResult:
     """Publishes the message of the plan, writes this to the audit log, and returns when the message is confirmed.
     Raises IncompatibleSchema if the topic refuses its schema, and the errors of a producer. After TimedOut or
     ConnectionLost it is unknown whether the message was published."""

@@ -62,10 +62,10 @@ from ....proto.statistics import (
     TopicStats,
     WhyStuck,
 )
-from ....runtime.config import REQUIRED, list_setting_defaults, list_settings
+from ....runtime.config import REQUIRED_VALUE, list_setting_defaults, list_settings
 from ...session.inspection import ask_bookies, format_setting_value
 from ..call import HttpError, RestRequest
-from .messages import ONE, ask_owner, json_text, view_messages, view_newest_messages
+from .messages import OPEN_ONE_PARTITION, ask_topic_owner, indent_json, view_messages, view_newest_messages
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -149,17 +149,17 @@ def steps(path: str) -> list[tuple[str, str]]:
     return [(name, "/" + "/".join(names[: at + 1])) for at, name in enumerate(names)]
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
+TEMPLATE_FILTERS: dict[str, Callable[..., Any]] = {
     each.__name__: each
-    for each in (size, number, rate, percent, age, moment, topic_path, segment, shade, steps, stretches, json_text)
+    for each in (size, number, rate, percent, age, moment, topic_path, segment, shade, steps, stretches, indent_json)
 }
 
 
-WHY_MAX = 50
+EXPLAINED_SUBSCRIPTIONS_MAX = 50
 """Subscriptions of a topic that are explained: each is a request to its owner."""
-BUCKETS = 200
+CURSOR_BUCKETS = 200
 """Of the strip of a subscription: a few pixels for each."""
-LEDGERS = 100
+LEDGERS_PER_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +238,14 @@ class LedgersView:
 async def view_topic(call: RestRequest) -> TopicView:
     """Returns the content of the page of one topic. Explains at most WHY_MAX subscriptions, each by a request to the
     topic's owner. Raises TopicNotFound if the topic does not exist; and the errors of `RestRequest.authorize` and
-    `ask_owner`."""
+    `ask_topic_owner`."""
     name = call.topic.full
     await call.authorize(op.TOPIC_STATS, name=name)
     if partitions := await call.list_partitions():
         return TopicView(name, partitions=tuple(each.full for each in partitions))
-    stats = await ask_owner(call, op.TOPIC_STATS)
+    stats = await ask_topic_owner(call, op.TOPIC_STATS)
     explained = [
-        ExplainedSubscription(each, await _why(call, each.name) if at < WHY_MAX else None)
+        ExplainedSubscription(each, await _why(call, each.name) if at < EXPLAINED_SUBSCRIPTIONS_MAX else None)
         for at, each in enumerate(stats.subscriptions)
     ]
     return TopicView(
@@ -261,39 +261,39 @@ async def _why(call: RestRequest, subscription: str) -> WhyStuck | None:
 
 async def view_subscription(call: RestRequest) -> SubscriptionView:
     """Returns the content of the page of one subscription. Raises HttpError (404) if the topic has no such
-    subscription, and the errors of `ask_owner`."""
+    subscription, and the errors of `ask_topic_owner`."""
     name, full = call.names["subscription"], call.topic.full
-    stats = await ask_owner(call, op.TOPIC_STATS)
+    stats = await ask_topic_owner(call, op.TOPIC_STATS)
     found = next((each for each in stats.subscriptions if each.name == name), None)
     if found is None:
         raise HttpError("the topic has no such subscription", 404)
     may_operate = await call.may_call(op.SKIP_MESSAGES, topic=full, name=name)
     cursor: CursorShape | None = None
     if may_operate:
-        cursor = await ask_owner(call, op.DESCRIBE_CURSOR, name=name, buckets=BUCKETS)
+        cursor = await ask_topic_owner(call, op.DESCRIBE_CURSOR, name=name, buckets=CURSOR_BUCKETS)
     return SubscriptionView(full, ExplainedSubscription(found, await _why(call, name)), cursor, may_operate)
 
 
 async def view_ledgers(call: RestRequest) -> LedgersView:
     """Returns the content of one page with up to LEDGERS ledgers of a topic, after the ledger id in the query parameter
-    `after`. Raises HttpError (405) if the topic is partitioned, and the errors of `ask_owner`."""
-    await call.check_unpartitioned(op.DESCRIBE_LEDGERS, ONE)
+    `after`. Raises HttpError (405) if the topic is partitioned, and the errors of `ask_topic_owner`."""
+    await call.check_unpartitioned(op.DESCRIBE_LEDGERS, OPEN_ONE_PARTITION)
     after = parse_number(call.query.get("after", "0")) or 0
-    found = await ask_owner(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS)
-    kept = {each.ledger_id: each for each in (await ask_owner(call, op.WHY_KEPT)).ledgers}
+    found = await ask_topic_owner(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS_PER_PAGE)
+    kept = {each.ledger_id: each for each in (await ask_topic_owner(call, op.WHY_KEPT)).ledgers}
     rows = tuple(LedgerRow(each, kept.get(each.ledger_id)) for each in found)
-    after = rows[-1].copies.ledger_id if len(rows) == LEDGERS else 0
+    after = rows[-1].copies.ledger_id if len(rows) == LEDGERS_PER_PAGE else 0
     return LedgersView(call.topic.full, rows, after, await call.may_call(op.GET_MESSAGE, topic=call.topic.full))
 
 
-ROWS = 10
+TOP_TOPICS_SHOWN = 10
 """Rows of a table of the overview."""
-MARKS = 200
+REPAIR_MARKS_SHOWN = 200
 """Ledgers that miss copies: on the page, and of each the record is read."""
-CHILDREN = 200
-TENANTS_MAX, NAMESPACES_MAX = 100, 200
+METADATA_CHILDREN_SHOWN = 200
+LANDING_TENANTS_MAX, LANDING_NAMESPACES_MAX = 100, 200
 """Tenants and namespaces whose grants `view_landing_page` looks at: two reads of the metadata each, the first time."""
-PLACES_MAX = 200
+LANDING_NAMES_MAX = 200
 """Namespaces, and topics, that `view_landing_page` shows."""
 
 
@@ -417,8 +417,9 @@ async def view_overview(call: RestRequest) -> OverviewView:
         storage_bytes=sum(each.storage_bytes for each in totals), backlog=sum(each.backlog for each in totals),
         connections=sum(each.connections for each in summary.brokers), brokers=summary.brokers,
         bookies=summary.bookies, alarms=(*_alarms(summary, call.broker.world.clock.wall_ms(), departing), *repair),
-        worst=tuple(heapq.nsmallest(ROWS, by_backlog, key=lambda row: (-row.backlog, row.name))),
-        busiest=tuple(heapq.nsmallest(ROWS, by_traffic, key=lambda row: (-row.rate_in - row.rate_out, row.name))),
+        worst=tuple(heapq.nsmallest(TOP_TOPICS_SHOWN, by_backlog, key=lambda row: (-row.backlog, row.name))),
+        busiest=tuple(heapq.nsmallest(TOP_TOPICS_SHOWN, by_traffic,
+            key=lambda row: (-row.rate_in - row.rate_out, row.name))),
     )  # fmt: skip
 
 
@@ -431,15 +432,15 @@ async def view_landing_page(call: RestRequest) -> LandingView | Response:
         return RedirectResponse(f"/ui/topics/{topic_path(TopicName.parse(named).full)}", 303)
     if of := call.query.get("namespace", ""):
         found = await call.call_local(op.LIST_TOPICS, namespace=of)
-        return LandingView((), tuple(found[:PLACES_MAX]), of)
+        return LandingView((), tuple(found[:LANDING_NAMES_MAX]), of)
     catalog, names = call.broker.catalog, list[NamespaceName]()
-    for tenant in (await catalog.list_tenants())[:TENANTS_MAX]:
+    for tenant in (await catalog.list_tenants())[:LANDING_TENANTS_MAX]:
         with contextlib.suppress(NotFound):  # it was deleted meanwhile
             names += map(NamespaceName.parse, await catalog.list_namespaces(tenant))
-        if len(names) >= NAMESPACES_MAX:
+        if len(names) >= LANDING_NAMESPACES_MAX:
             break
     places, topics = await call.broker.access.find_granted_namespaces_and_topics(
-        call.context.principal, names[:NAMESPACES_MAX], PLACES_MAX
+        call.context.principal, names[:LANDING_NAMESPACES_MAX], LANDING_NAMES_MAX
     )
     return LandingView(tuple(places), tuple(topics), "")
 
@@ -515,9 +516,11 @@ async def view_settings(call: RestRequest) -> SettingsView:
     defaults, meanings = list_setting_defaults(config), {each.name: each.doc for each in list_settings(config)}
     rows = list[SettingRow]()
     for each in described.settings:
-        default = defaults.get(each.name, REQUIRED)
+        default = defaults.get(each.name, REQUIRED_VALUE)
         rows.append(
-            SettingRow(each, "" if default is REQUIRED else format_setting_value(default), meanings.get(each.name, ""))
+            SettingRow(
+                each, "" if default is REQUIRED_VALUE else format_setting_value(default), meanings.get(each.name, "")
+            )
         )
     return SettingsView(described.name, tuple(rows))
 
@@ -532,7 +535,7 @@ async def view_repair(call: RestRequest) -> RepairView:
     """Returns the content of the page about auto-recovery, with at most MARKS ledgers that lack copies. Raises
     Unavailable if no bookie answers."""
     status = await _ask_bookies(call, "repair-status")
-    found = await _ask_bookies(call, "under-replicated", limit=MARKS)
+    found = await _ask_bookies(call, "under-replicated", limit=REPAIR_MARKS_SHOWN)
     return RepairView(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
 
 
@@ -540,7 +543,7 @@ async def view_metadata(call: RestRequest) -> MetadataNode:
     """Returns the metadata node that the query parameter `path` names, with at most CHILDREN children after the name
     `after`. Raises the errors of `RestRequest.call_local`."""
     path, after = call.query.get("path", ""), call.query.get("after", "")
-    return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=CHILDREN)
+    return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=METADATA_CHILDREN_SHOWN)
 
 
 async def view_security(call: RestRequest) -> SecurityView:
@@ -560,7 +563,7 @@ class PageView(NamedTuple):
     live: bool = True
 
 
-VIEWS = {
+PAGE_VIEWS = {
     "": PageView(view_overview, "overview.html", "Overview"),
     "topics": PageView(view_topics, "topics.html", "Topics"),
     "brokers": PageView(view_brokers, "brokers.html", "Brokers"),
@@ -571,26 +574,26 @@ VIEWS = {
     "settings": PageView(view_settings, "settings.html", "Settings"),
 }
 """The views by their path below /ui."""
-LANDING = PageView(view_landing_page, "landing.html", "Your topics", live=False)
+LANDING_VIEW = PageView(view_landing_page, "landing.html", "Your topics", live=False)
 """The view at /ui for a caller who may not operate the cluster."""
-OF_TOPIC = {
+TOPIC_PAGE_VIEWS = {
     "": PageView(view_topic, "topic.html", "Topic"),
     "ledgers": PageView(view_ledgers, "ledgers.html", "Ledgers"),
     "messages": PageView(view_messages, "messages.html", "Messages", live=False),
     "tail": PageView(view_newest_messages, "tail.html", "Tail"),
 }
 """The views of a topic, by what follows its path."""
-SUBSCRIPTION = PageView(view_subscription, "subscription.html", "Subscription")
+SUBSCRIPTION_VIEW = PageView(view_subscription, "subscription.html", "Subscription")
 
 
 def find_view(path: str) -> tuple[PageView, list[str]]:
     """Returns the view for a path below /ui, and the encoded segments of the path that name its topic and its
     subscription. Raises HttpError (404) if there is no such view."""
-    if view := VIEWS.get(path.strip("/")):
+    if view := PAGE_VIEWS.get(path.strip("/")):
         return view, []
     parts = path.strip("/").split("/")
-    if parts[0] == "topics" and len(parts) in (5, 6) and (view := OF_TOPIC.get("".join(parts[5:]))):
+    if parts[0] == "topics" and len(parts) in (5, 6) and (view := TOPIC_PAGE_VIEWS.get("".join(parts[5:]))):
         return view, parts[1:5]
     if parts[0] == "topics" and len(parts) == 7 and parts[5] == "subscription":
-        return SUBSCRIPTION, [*parts[1:5], parts[6]]
+        return SUBSCRIPTION_VIEW, [*parts[1:5], parts[6]]
     raise HttpError("the page has no such view", 404)

@@ -19,7 +19,7 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
   `counts_first` the count belongs to the first unacknowledged message of the entry, because no program has received the
   messages after it yet: the count lasts as long as that message.
-- `note` is what the program that committed last gave with it (`set_note`); a seek removes it.
+- `note` is what the program that committed last gave with it (`set_commit_note`); a seek removes it.
 - What is acknowledged in an open transaction is `pending` (core/pending_acks.py): in the backlog,
   `is_acked_or_pending`, and left out by every acknowledgement. The mark does not pass it.
 Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),
@@ -38,13 +38,13 @@ from ....proto.names import Position
 from ...log.log_shape_core import LogShape, TrimLimit
 from .cursor_state import (
     BATCH_INDEXES_MAX,
-    COUNT_BYTES,
-    NO_COUNT,
-    NOTE_KEY,
+    COMMIT_NOTE_KEY,
+    NO_REDELIVERY_COUNT,
+    REDELIVERY_COUNT_BYTES,
     CursorChunkKey,
     CursorChunkKind,
     CursorState,
-    PartialBatch,
+    PartlyAckedBatch,
     PendingAcks,
     RedeliveryCount,
     bit_indexes,
@@ -52,8 +52,8 @@ from .cursor_state import (
     chunk_key_of,
     chunk_keys_of_holes,
     count_contiguous_ranges,
+    find_end_of_contiguous,
     first_clear_bit,
-    run_end,
 )
 
 _NONE: SortedDict[Position, Any] = SortedDict()
@@ -144,7 +144,7 @@ class Cursor:
         self._holes: AckHoles | None = None
         self.mark = state.mark
         self.acked = state.acked
-        self.partial: SortedDict[Position, PartialBatch] = SortedDict(state.partial) if state.partial else _NONE
+        self.partial: SortedDict[Position, PartlyAckedBatch] = SortedDict(state.partial) if state.partial else _NONE
         self.counts: SortedDict[Position, RedeliveryCount] = SortedDict(state.counts) if state.counts else _NONE
         self.pending = PendingAcks(state.pending) if state.pending else None
         self.counts_first = False
@@ -237,7 +237,7 @@ class Cursor:
         if partial is None:
             if self.partial is _NONE:
                 self.partial = SortedDict()
-            partial = self.partial[position] = PartialBatch(0, size)
+            partial = self.partial[position] = PartlyAckedBatch(0, size)
             self._partial_bytes += partial.memory_bytes
         partial.size = partial.size or size
         bits |= partial.bits
@@ -324,12 +324,12 @@ class Cursor:
         self._changed = self._holes = None
         self._partial_bytes = self.partial_messages = 0
 
-    def set_note(self, note: bytes) -> None:
+    def set_commit_note(self, note: bytes) -> None:
         """Replaces the note, which a commit stores in the same write as the mark. A seek removes it."""
         if note != self.note:
             self.note = note
             self.version += 1
-            self.changed_chunks.add(NOTE_KEY)
+            self.changed_chunks.add(COMMIT_NOTE_KEY)
 
     def count_redelivery(self, position: Position, until_ms: int = 0) -> int:
         """Adds 1 to the redelivery count of the entry, and stores `until_ms` (ms since the epoch), before which the
@@ -344,7 +344,7 @@ class Cursor:
 
     def redelivery_count(self, position: Position) -> int:
         """Returns how many times consumers have given the entry back; 0 if it is acknowledged."""
-        found: RedeliveryCount = self.counts.get(position, NO_COUNT)
+        found: RedeliveryCount = self.counts.get(position, NO_REDELIVERY_COUNT)
         return found.redeliveries
 
     # ------------------------------------------------------------------ facts
@@ -378,7 +378,7 @@ class Cursor:
         older entries in addition."""
         self._shape = shape
 
-    def advance(self) -> bool:
+    def advance_mark(self) -> bool:
         """Moves the mark forward over the acknowledged entries directly after it, and over entries that the shape no
         longer contains (such as entries of aborted transactions). Returns True if the mark moved."""
         before = self.mark
@@ -387,7 +387,7 @@ class Cursor:
         self.version += self.mark != before
         return self.mark != before
 
-    def on_stored(self, version: int, mark: Position) -> None:
+    def on_state_stored(self, version: int, mark: Position) -> None:
         """Called when a state of the cursor is durable. `version`, `mark`: the version and the mark of that state."""
         assert version <= self.version, "a version was stored that never was"
         if version >= self.persisted:
@@ -450,14 +450,14 @@ class Cursor:
     def acked_or_pending_bits(self, position: Position) -> int:
         """Returns, as bits (bit i: message i), which messages of a batch are acknowledged or pending. Consumers do not
         receive these messages."""
-        partial: PartialBatch | None = self.partial.get(position)
+        partial: PartlyAckedBatch | None = self.partial.get(position)
         bits = partial.bits if partial is not None else 0
         return bits if self.pending is None else bits | self.pending.message_bits_at(position)
 
     def _size(self, position: Position) -> int:
         """Returns the number of messages in a batch that is acknowledged or pending in part; 0 if the number is not
         known."""
-        partial: PartialBatch | None = self.partial.get(position)
+        partial: PartlyAckedBatch | None = self.partial.get(position)
         if (partial is None or not partial.size) and self.pending is not None:
             partial = self.pending.parts.get(position)
         return partial.size if partial is not None else 0
@@ -486,7 +486,7 @@ class Cursor:
 
     def acked_message_count(self, position: Position) -> int:
         """Returns how many messages of an entry are acknowledged; 0 if none is, or if the whole entry is."""
-        partial: PartialBatch | None = self.partial.get(position)
+        partial: PartlyAckedBatch | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked_position(self, position: Position) -> Position:
@@ -500,7 +500,7 @@ class Cursor:
             holes = self.acked.get(position[0])
             if holes is None or position[1] not in holes:
                 break
-            position = shape.position_after(Position(position[0], run_end(holes, position[1])))
+            position = shape.position_after(Position(position[0], find_end_of_contiguous(holes, position[1])))
         return position
 
     def next_deliverable_position(self, position: Position) -> Position:
@@ -517,7 +517,9 @@ class Cursor:
             over = self.pending.whole[ledger_id]
             if ledger_id in self.acked:
                 over = over | self.acked[ledger_id]
-            position = self.next_unacked_position(shape.position_after(Position(ledger_id, run_end(over, entry_id))))
+            position = self.next_unacked_position(
+                shape.position_after(Position(ledger_id, find_end_of_contiguous(over, entry_id)))
+            )
         return position
 
     def deliverable_entries_up_to(self, position: Position) -> Iterator[Position]:
@@ -550,7 +552,7 @@ class Cursor:
     @property
     def memory_bytes(self) -> int:
         """How many bytes of memory the state of this cursor takes, without the object itself."""
-        counted: int = COUNT_BYTES * len(self.counts)
+        counted: int = REDELIVERY_COUNT_BYTES * len(self.counts)
         pending = self.pending.memory_bytes if self.pending is not None else 0
         holes = self.holes.memory_bytes if self.acked else 0
         return holes + self._partial_bytes + counted + pending
@@ -565,7 +567,7 @@ class Cursor:
         return CursorState(
             self.mark,
             {ledger_id: holes.copy() for ledger_id, holes in self.acked.items()},
-            {position: PartialBatch(partial.bits, partial.size) for position, partial in self.partial.items()},
+            {position: PartlyAckedBatch(partial.bits, partial.size) for position, partial in self.partial.items()},
             dict(self.counts),
             {txn: acks.copy() for txn, acks in self.pending.of.items()} if self.pending is not None else {},
             self.note,
@@ -589,7 +591,7 @@ class Cursor:
     def _advance(self) -> None:
         following = self._shape.position_after(self.mark)
         while (holes := self.acked.get(following[0])) is not None and following[1] >= 0 and following[1] in holes:
-            self.mark = Position(following[0], run_end(holes, following[1]))
+            self.mark = Position(following[0], find_end_of_contiguous(holes, following[1]))
             following = self._shape.position_after(self.mark)
         self._forget_up_to_mark()
 
@@ -605,7 +607,7 @@ class Cursor:
         self._gone(self.partial.pop(position))
         self.changed_chunks.add(chunk_key_of(CursorChunkKind.PARTIALS, position))
 
-    def _gone(self, partial: PartialBatch) -> None:
+    def _gone(self, partial: PartlyAckedBatch) -> None:
         """Subtracts the partial batch, which was removed, from the totals."""
         self._partial_bytes -= partial.memory_bytes
         self.partial_messages -= partial.bits.bit_count()

@@ -17,11 +17,11 @@ from ....proto.compression import UNCOMPRESSED_BYTES_MAX
 from ....proto.names import Position
 from ....proto.states import TxnId
 from ...log.log_shape_core import LogShape
-from ...log.log_shape_core import run_end as run_end
+from ...log.log_shape_core import find_end_of_contiguous as find_end_of_contiguous
 
 BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
 """The most messages that an entry can contain (each takes six bytes). A larger batch index acknowledges nothing."""
-PARTIAL_BYTES, COUNT_BYTES = 300, 250
+PARTIAL_BATCH_BYTES, REDELIVERY_COUNT_BYTES = 300, 250
 """Bytes of memory that a partial batch takes in addition to its bits, and that a redelivery count takes: a position,
 numbers, and a place in a sorted dictionary."""
 
@@ -58,7 +58,7 @@ class CursorChunkKey(NamedTuple):
         return range(self.block << bits, (self.block + 1) << bits)
 
 
-NOTE_KEY = CursorChunkKey(CursorChunkKind.NOTE, 0, 0)
+COMMIT_NOTE_KEY = CursorChunkKey(CursorChunkKind.NOTE, 0, 0)
 """The one chunk with the note of the last commit."""
 
 
@@ -74,7 +74,7 @@ def chunk_key_of(kind: CursorChunkKind, position: Position) -> CursorChunkKey:
     return CursorChunkKey(kind, position[0], position[1] >> kind.block_bits)
 
 
-class PartialBatch(msgspec.Struct):
+class PartlyAckedBatch(msgspec.Struct):
     """A batch of which some messages are acknowledged. `bits`: which of them (bit i: message i); `size`: the number of
     messages in the batch, 0 if not known."""
 
@@ -83,7 +83,7 @@ class PartialBatch(msgspec.Struct):
 
     @property
     def memory_bytes(self) -> int:
-        return PARTIAL_BYTES + (self.bits.bit_length() >> 3)
+        return PARTIAL_BATCH_BYTES + (self.bits.bit_length() >> 3)
 
 
 class RedeliveryCount(NamedTuple):
@@ -94,10 +94,10 @@ class RedeliveryCount(NamedTuple):
     until_ms: int = 0
 
 
-NO_COUNT = RedeliveryCount(0)
+NO_REDELIVERY_COUNT = RedeliveryCount(0)
 
 
-NOWHERE = Position(-1, -1)
+NO_POSITION = Position(-1, -1)
 """A position before all others, at which no entry exists."""
 
 
@@ -106,11 +106,11 @@ class TxnAcks(msgspec.Struct):
     (core/pending_acks.py)."""
 
     entries: dict[int, BitMap] = {}  # ledger → whole entries
-    parts: dict[Position, PartialBatch] = {}  # some messages of batches
-    up_to: Position = NOWHERE  # a cumulative acknowledgement: everything up to and with it
+    parts: dict[Position, PartlyAckedBatch] = {}  # some messages of batches
+    up_to: Position = NO_POSITION  # a cumulative acknowledgement: everything up to and with it
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.parts or self.up_to != NOWHERE)
+        return bool(self.entries or self.parts or self.up_to != NO_POSITION)
 
     def has_entry(self, position: Position) -> bool:
         """Returns True if the transaction has acknowledged the entry as a whole."""
@@ -129,19 +129,19 @@ class TxnAcks(msgspec.Struct):
         if not bits:
             self.entries.setdefault(position[0], BitMap()).add(position[1])
         else:
-            part = self.parts.setdefault(position, PartialBatch(0, size))
+            part = self.parts.setdefault(position, PartlyAckedBatch(0, size))
             part.bits |= bits
 
     @property
     def entry_count(self) -> int:
         """The number of entries that are acknowledged, as a whole or in part. A cumulative acknowledgement counts as
         one entry."""
-        return sum(map(len, self.entries.values())) + len(self.parts) + (self.up_to != NOWHERE)
+        return sum(map(len, self.entries.values())) + len(self.parts) + (self.up_to != NO_POSITION)
 
     def copy(self) -> TxnAcks:
         entries = {ledger_id: each.copy() for ledger_id, each in self.entries.items()}
         return TxnAcks(
-            entries, {each: PartialBatch(part.bits, part.size) for each, part in self.parts.items()}, self.up_to
+            entries, {each: PartlyAckedBatch(part.bits, part.size) for each, part in self.parts.items()}, self.up_to
         )
 
 
@@ -155,7 +155,7 @@ def chunk_keys_of_pending_acks(acks: TxnAcks) -> Iterator[CursorChunkKey]:
             yield CursorChunkKey(CursorChunkKind.PENDING, ledger_id, block)
     for position in acks.parts:
         yield chunk_key_of(CursorChunkKind.PENDING, position)
-    if acks.up_to != NOWHERE:
+    if acks.up_to != NO_POSITION:
         yield chunk_key_of(CursorChunkKind.PENDING, Position(acks.up_to[0], max(0, acks.up_to[1])))
 
 
@@ -165,7 +165,7 @@ class CursorState(msgspec.Struct):
 
     mark: Position
     acked: dict[int, BitMap] = {}
-    partial: dict[Position, PartialBatch] = {}
+    partial: dict[Position, PartlyAckedBatch] = {}
     counts: dict[Position, RedeliveryCount] = {}
     pending: dict[TxnId, TxnAcks] = {}
     note: bytes = b""  # of the last commit
@@ -210,7 +210,7 @@ def bitmap_memory_bytes(holes: BitMap) -> int:
     return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])
 
 
-FEW = 64
+SMALL_HOLE_COUNT = 64
 """Most values of a bitmap whose size is estimated from their number: to measure a small bitmap costs more than all
 else."""
 
@@ -219,7 +219,7 @@ def bitmap_memory_bytes_max(holes: BitMap) -> int:
     """Returns an upper bound of `bitmap_memory_bytes(holes)` that is cheaper to compute. It is larger by at most 16
     bytes for each value of `holes`."""
     count = len(holes)
-    return bitmap_memory_bytes(holes) if count > FEW else 200 + 18 * count
+    return bitmap_memory_bytes(holes) if count > SMALL_HOLE_COUNT else 200 + 18 * count
 
 
 def count_contiguous_ranges(holes: BitMap) -> int:
@@ -239,7 +239,7 @@ def count_contiguous_ranges(holes: BitMap) -> int:
 # Guarding tests: tests/broker/subscription/core/test_pending_acks.py.
 
 
-TXN_BYTES = 700
+TXN_MEMORY_BYTES = 700
 """Bytes of a transaction beside its bitmaps and batches."""
 
 
@@ -252,8 +252,8 @@ class PendingAcks:
     def __init__(self, of: dict[TxnId, TxnAcks]) -> None:
         self.of: dict[TxnId, TxnAcks] = {}
         self.whole: dict[int, BitMap] = {}  # ledger → entries
-        self.parts: dict[Position, PartialBatch] = {}  # batches of which some messages are pending
-        self.up_to = NOWHERE  # everything up to it that is not acknowledged is pending
+        self.parts: dict[Position, PartlyAckedBatch] = {}  # batches of which some messages are pending
+        self.up_to = NO_POSITION  # everything up to it that is not acknowledged is pending
         self.keys_of: dict[TxnId, tuple[CursorChunkKey, ...]] = {}
         self.rows: dict[TxnId, bytes] = {}  # of those that are in one chunk, since they changed last
         self._measured: dict[TxnId, int] = {}
@@ -279,7 +279,7 @@ class PendingAcks:
             for parts in (own.parts, self.parts):
                 part = parts.get(position)
                 if part is None:
-                    part = parts[position] = PartialBatch()
+                    part = parts[position] = PartlyAckedBatch()
                 else:
                     self._part_bytes -= part.memory_bytes
                 part.bits |= new.bits
@@ -289,7 +289,8 @@ class PendingAcks:
         self.up_to = max(self.up_to, acks.up_to)
         self.keys_of[txn] = tuple(dict.fromkeys(chunk_keys_of_pending_acks(own)))
         self.rows.pop(txn, None)
-        measured = TXN_BYTES + 2 * sum(map(bitmap_memory_bytes_max, own.entries.values()))  # it is in the union as well
+        # it is in the union as well
+        measured = TXN_MEMORY_BYTES + 2 * sum(map(bitmap_memory_bytes_max, own.entries.values()))
         self._bytes += measured - self._measured.get(txn, 0)
         self._measured[txn] = measured
 
@@ -310,8 +311,8 @@ class PendingAcks:
                 self._part_bytes += union.memory_bytes
             else:
                 del self.parts[position]
-        if own.up_to != NOWHERE:
-            self.up_to = NOWHERE
+        if own.up_to != NO_POSITION:
+            self.up_to = NO_POSITION
         self._bytes -= self._measured.pop(txn)
         del self.keys_of[txn]
         self.rows.pop(txn, None)
@@ -334,7 +335,7 @@ class PendingAcks:
     def has_pending_up_to(self, mark: Position) -> bool:
         """Returns True if an entry up to and including `mark` is pending, as a whole or in part, or if a cumulative
         acknowledgement is pending."""
-        if self.up_to != NOWHERE or any(position <= mark for position in self.parts):
+        if self.up_to != NO_POSITION or any(position <= mark for position in self.parts):
             return True
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
@@ -368,14 +369,14 @@ class PendingAcks:
         cumulative acknowledgement, whether it covers the entry or not."""
         return [
             txn for txn, acks in self.of.items()
-            if acks.up_to != NOWHERE or acks.has_entry(position) or acks.message_bits_at(position)
+            if acks.up_to != NO_POSITION or acks.has_entry(position) or acks.message_bits_at(position)
         ]  # fmt: skip
 
     @property
     def entry_count(self) -> int:
         """The number of entries that are pending, as a whole or in part. A cumulative acknowledgement counts as one
         entry."""
-        return sum(len(each) for each in self.whole.values()) + len(self.parts) + (self.up_to != NOWHERE)
+        return sum(len(each) for each in self.whole.values()) + len(self.parts) + (self.up_to != NO_POSITION)
 
     @property
     def memory_bytes(self) -> int:
@@ -403,13 +404,13 @@ class PendingAcks:
                 each: part for each, part in acks.parts.items() if shape.has_visible_entry(each) and not is_acked(each)
             }
             up_to = min(acks.up_to, shape.last_position)
-            fitted = TxnAcks(left, parts, up_to if up_to > mark else NOWHERE)
+            fitted = TxnAcks(left, parts, up_to if up_to > mark else NO_POSITION)
             if fitted:
                 kept[txn] = fitted
         return PendingAcks(kept) if kept else None
 
     def check_disjoint_from_acked(
-        self, shape: LogShape, partial: Mapping[Position, PartialBatch], is_acked: Callable[[Position], bool]
+        self, shape: LogShape, partial: Mapping[Position, PartlyAckedBatch], is_acked: Callable[[Position], bool]
     ) -> None:
         """Raises AssertionError if an entry or a message is both acknowledged and pending."""
         self.check()
@@ -420,7 +421,7 @@ class PendingAcks:
             assert not is_acked(position), "a batch is acknowledged, and pending in part"
             acked = partial[position].bits if position in partial else 0
             assert not part.bits & acked, "a message is acknowledged, and pending"
-        assert self.up_to == NOWHERE or self.up_to >= shape.start_position, "pending before the log"
+        assert self.up_to == NO_POSITION or self.up_to >= shape.start_position, "pending before the log"
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken: each message is pending in one transaction at most; the
@@ -447,5 +448,5 @@ class PendingAcks:
         assert self.keys_of.keys() == self._measured.keys() == self.of.keys(), "a transaction is not measured"
         assert self.rows.keys() <= self.of.keys(), "bytes are kept of nothing"
         assert self._bytes == sum(self._measured.values()), "weighed wrong"
-        ends = [acks.up_to for acks in self.of.values() if acks.up_to != NOWHERE]
-        assert ends == ([self.up_to] if self.up_to != NOWHERE else []), "there are two cumulative acknowledgements"
+        ends = [acks.up_to for acks in self.of.values() if acks.up_to != NO_POSITION]
+        assert ends == ([self.up_to] if self.up_to != NO_POSITION else []), "there are two cumulative acknowledgements"

@@ -45,12 +45,12 @@ from ....proto.names import Position
 # tests/broker/subscription/test_delays_format.py.
 
 
-KEY_BYTES = 20
-SEGMENT_ENTRIES = 2000
+DELAY_KEY_BYTES = 20
+ENTRIES_PER_SEGMENT_MAX = 2000
 """Keys in a segment, which is read at once: 40 KB; a fifth of a second if 10,000 entries become due per second."""
-TIME = 96
+TIME_SHIFT_BITS = 96
 """How many bits of a key follow its delivery time."""
-NEVER = 1 << 200
+NEVER_DUE_KEY = 1 << 200
 """A number greater than every key."""
 
 _ENTRY_MASK = (1 << 32) - 1
@@ -88,29 +88,31 @@ class DelayKeySequence(msgspec.Struct, eq=False):
     def head(self) -> int:
         """The first key that is not used yet; NEVER if there is none."""
         if self.offset >= len(self.body):
-            return NEVER
-        return int.from_bytes(self.body[self.offset : self.offset + KEY_BYTES])
+            return NEVER_DUE_KEY
+        return int.from_bytes(self.body[self.offset : self.offset + DELAY_KEY_BYTES])
 
     def advance(self) -> int:
         """Marks the first unused key as used. Returns the next unused key; NEVER if there is none."""
-        self.offset += KEY_BYTES
+        self.offset += DELAY_KEY_BYTES
         return self.head
 
     @property
     def remaining_count(self) -> int:
         """The number of keys that are not used yet."""
-        return (len(self.body) - self.offset) // KEY_BYTES
+        return (len(self.body) - self.offset) // DELAY_KEY_BYTES
 
     def remaining_keys(self) -> list[int]:
         """Returns the keys that are not used yet, in ascending order."""
         body = self.body
-        return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
+        return [
+            int.from_bytes(body[at : at + DELAY_KEY_BYTES]) for at in range(self.offset, len(body), DELAY_KEY_BYTES)
+        ]
 
 
 def make_delay_key(position: Position, at_ms: int) -> int:
     """Returns the key of a delayed entry whose delivery time is `at_ms` (ms since the epoch). The key is a number that
     consists of the time and the position, so that keys are sorted by time."""
-    return max(at_ms, 0) << TIME | position[0] << 32 | position[1]
+    return max(at_ms, 0) << TIME_SHIFT_BITS | position[0] << 32 | position[1]
 
 
 def position_of_delay_key(key: int) -> Position:
@@ -122,9 +124,9 @@ def make_unstored_bucket(keys: Sequence[int], held: Mapping[int, BitMap]) -> Uns
     """Returns a new bucket that contains the ascending `keys`, and that the caller must store. `held`: the entries that
     are held back, by ledger. Leaves out repeated keys, and keys of entries that are not in `held`; so the bucket may be
     empty."""
-    bodies, segments, last = [], [], NEVER
-    for start in range(0, len(keys), SEGMENT_ENTRIES):
-        part = keys[start : start + SEGMENT_ENTRIES]
+    bodies, segments, last = [], [], NEVER_DUE_KEY
+    for start in range(0, len(keys), ENTRIES_PER_SEGMENT_MAX):
+        part = keys[start : start + ENTRIES_PER_SEGMENT_MAX]
         entries = _entries_of(part)
         whole = sum(map(len, entries.values())) == len(part) and part[0] != last
         if not whole or any(not each <= held.get(ledger_id, _NOTHING) for ledger_id, each in entries.items()):
@@ -132,8 +134,12 @@ def make_unstored_bucket(keys: Sequence[int], held: Mapping[int, BitMap]) -> Uns
                 [key for key in dict.fromkeys(keys) if _is_held(position_of_delay_key(key), held)], held
             )
         last = part[-1]
-        bodies.append(b"".join([key.to_bytes(KEY_BYTES) for key in part]))
-        segments.append(DelaySegment(part[0] >> TIME, last >> TIME, len(part), encode_entries_by_ledger(entries)))
+        bodies.append(b"".join([key.to_bytes(DELAY_KEY_BYTES) for key in part]))
+        segments.append(
+            DelaySegment(
+                part[0] >> TIME_SHIFT_BITS, last >> TIME_SHIFT_BITS, len(part), encode_entries_by_ledger(entries)
+            )
+        )
     return UnstoredDelayBucket(bodies, segments)
 
 
@@ -177,13 +183,13 @@ def decode_entries_by_ledger(places: bytes) -> list[tuple[int, BitMap]]:
 # ------------------------------------------------------------------------------------------------- delay_buckets
 
 
-LOOKAHEAD_MS = 3_000
+SEGMENT_LOOKAHEAD_MS = 3_000
 """A segment is loaded so many milliseconds before its first entry is due, because a read may fail a few times."""
-LOAD_SEGMENTS_MAX = 32
+SEGMENT_READS_MAX = 32
 """Most segments of one bucket that are read at once."""
-MERGE_MIN, MERGE_MAX = 16, 64
+MERGED_BUCKETS_MIN, MERGED_BUCKETS_MAX = 16, 64
 """How many buckets are merged into one, at least and at most."""
-ROW_BYTES = 200
+SEGMENT_MEMORY_BYTES = 200
 
 
 class ReadDelaySegments(NamedTuple):
@@ -305,14 +311,14 @@ class DelayBucketIndex(msgspec.Struct):
     @property
     def earliest_key(self) -> int:
         """The earliest key in memory; NEVER if no key is in memory."""
-        return self._heads[0][0] if self._heads else NEVER
+        return self._heads[0][0] if self._heads else NEVER_DUE_KEY
 
-    def advance(self) -> None:
+    def remove_earliest_key(self) -> None:
         """Removes the earliest key; there must be one. If that was the last loaded key of its bucket, schedules the
         load of the bucket's next segment; if the bucket has no more segments, removes the bucket."""
         _, order, keys, bucket = self._heads[0]
         key = keys.advance()
-        if key != NEVER:
+        if key != NEVER_DUE_KEY:
             heapreplace(self._heads, (key, order, keys, bucket))
             return
         heappop(self._heads)
@@ -334,9 +340,9 @@ class DelayBucketIndex(msgspec.Struct):
         there is neither."""
         if self._merges:
             return 0
-        looks = [self._heads[0][0] >> TIME] if self._heads else []
+        looks = [self._heads[0][0] >> TIME_SHIFT_BITS] if self._heads else []
         if self._waiting:
-            looks.append(self._waiting[0][0] - LOOKAHEAD_MS)
+            looks.append(self._waiting[0][0] - SEGMENT_LOOKAHEAD_MS)
         return min(looks, default=None)
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
@@ -344,15 +350,15 @@ class DelayBucketIndex(msgspec.Struct):
         since the epoch), and those that a merge of buckets needs. A request has at most LOAD_SEGMENTS_MAX segments, and
         is returned once."""
         loads, self._merges = self._merges, []
-        while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
+        while self._waiting and self._waiting[0][0] - SEGMENT_LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
             bucket = self._all.get(ledger_id)
             if bucket is None or bucket.reading or not bucket.has_more:
                 continue
             first = last = bucket.next
             while (
-                last + 1 < len(bucket.segments) and last - first + 1 < LOAD_SEGMENTS_MAX
-                and bucket.segments[last + 1].first_ms - LOOKAHEAD_MS <= now_ms
+                last + 1 < len(bucket.segments) and last - first + 1 < SEGMENT_READS_MAX
+                and bucket.segments[last + 1].first_ms - SEGMENT_LOOKAHEAD_MS <= now_ms
             ):  # fmt: skip
                 last += 1
             bucket.reading = True
@@ -385,20 +391,24 @@ class DelayBucketIndex(msgspec.Struct):
         return bucket
 
     # ------------------------------------------------------------------ merging
-    def merge(self, keys_max: int) -> list[int]:
+    def begin_bucket_merge(self, keys_max: int) -> list[int]:
         """Begins to merge the smallest buckets, at most MERGE_MAX, if at least MERGE_MIN of them have at most
         `keys_max` keys together. Returns those of their keys that are in memory; from then on these keys belong to no
         bucket. The other keys are read by `take_segment_reads`."""
-        if len(self._all) < MERGE_MIN or self._merging:
+        if len(self._all) < MERGED_BUCKETS_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.unloaded_count for bucket in self._all.values() if not bucket.reading}
         for _, _, keys, bucket in self._heads:
             if bucket is not None and bucket.ledger_id in rests:
                 rests[bucket.ledger_id] += keys.remaining_count
-        smallest = sorted(rests, key=lambda ledger_id: (rests[ledger_id], ledger_id))[:MERGE_MAX]
+        smallest = sorted(rests, key=lambda ledger_id: (rests[ledger_id], ledger_id))[:MERGED_BUCKETS_MAX]
         sums = accumulate(rests[ledger_id] for ledger_id in smallest)
         chosen = smallest[: sum(size <= keys_max for size in sums)]
-        return self._start_merge([self._all[ledger_id] for ledger_id in chosen]) if len(chosen) >= MERGE_MIN else []
+        return (
+            self._start_merge([self._all[ledger_id] for ledger_id in chosen])
+            if len(chosen) >= MERGED_BUCKETS_MIN
+            else []
+        )
 
     def _start_merge(self, chosen: list[StoredDelayBucket]) -> list[int]:
         fresh: list[int] = []
@@ -439,7 +449,7 @@ class DelayBucketIndex(msgspec.Struct):
     @property
     def memory_bytes(self) -> int:
         """The bytes in memory of the loaded keys and of the descriptions of the segments."""
-        return self.loaded_bytes + ROW_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
+        return self.loaded_bytes + SEGMENT_MEMORY_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
 
     def loaded_keys(self) -> set[int]:
         """Returns all keys of delayed entries that are in memory."""
@@ -452,7 +462,7 @@ class DelayBucketIndex(msgspec.Struct):
         )
 
 
-def find_next_segment(draft: UnstoredDelayBucket, given_up: int) -> int:
+def find_first_unused_segment(draft: UnstoredDelayBucket, given_up: int) -> int:
     """Returns the number of the segment of the bucket `draft` that contains the first unused key; the number of
     segments if all keys are used. `given_up`: how many keys of the bucket, from the first on, are used already."""
     for number, segment in enumerate(draft.segments):

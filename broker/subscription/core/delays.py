@@ -31,11 +31,11 @@ Rules
   waits.
 - Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `discard`, `discard_up_to`.
 
-Memory: a fresh entry costs `FRESH_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few are
-delayed) and a 2000th of a row; a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at 1 /
-GROWTH of all that is held. So there are about GROWTH buckets and one for each further 0.8 %, and no more when old ones
-are left over, because those are merged. Entries that are due within NEAR_MS are not sealed, because they would have to
-be loaded again at once; past `memory_bytes_max` they are too.
+Memory: a fresh entry costs `UNBUCKETED_KEY_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few
+are delayed) and a 2000th of a row; a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at 1
+/ GROWTH of all that is held. So there are about GROWTH buckets and one for each further 0.8 %, and no more when old
+ones are left over, because those are merged. Entries that are due within NEAR_MS are not sealed, because they would
+have to be loaded again at once; past `memory_bytes_max` they are too.
 
 Source: Pulsar A12–A14, PIP-195. Guarding tests: tests/broker/subscription/core/test_delays_core.py.
 """
@@ -51,11 +51,11 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ...log.log_shape_core import LogShape
 from .cursor import Cursor
-from .cursor_state import run_end
+from .cursor_state import find_end_of_contiguous
 from .delay_buckets import (
-    KEY_BYTES,
-    NEVER,
-    TIME,
+    DELAY_KEY_BYTES,
+    NEVER_DUE_KEY,
+    TIME_SHIFT_BITS,
     DelayBucketIndex,
     DelayKeySequence,
     DelaySegment,
@@ -63,16 +63,16 @@ from .delay_buckets import (
     StoredDelayBucket,
     UnstoredDelayBucket,
     decode_entries_by_ledger,
-    find_next_segment,
+    find_first_unused_segment,
     make_delay_key,
     make_unstored_bucket,
     position_of_delay_key,
 )
 
-FRESH_BYTES = 56
+UNBUCKETED_KEY_BYTES = 56
 """Bytes of memory of a key that is in no bucket: a number in a heap."""
-NEAR_MS = 10_000
-GROWTH = 128
+UNBUCKETED_WITHIN_MS = 10_000
+SEAL_SHARE_DIVISOR = 128
 """Share of the held entries, as a divisor, at which sealing begins. To sort and pack a bucket of 80,000 entries takes
 50 ms, in which nothing else is done."""
 
@@ -197,15 +197,15 @@ class DelayIndex:
         """Removes the entries that are due at `now_ms` (ms since the epoch), at most `limit` of them, and returns them,
         the earliest first. Entries of lost buckets follow them in log order, also if they are not due."""
         found: list[Position] = []
-        fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME
+        fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME_SHIFT_BITS
         while len(found) < limit:
-            first, head = fresh[0] if fresh else NEVER, buckets.earliest_key
+            first, head = fresh[0] if fresh else NEVER_DUE_KEY, buckets.earliest_key
             if min(first, head) >= end:
                 break
             if first <= head:
                 heappop(fresh)
             else:
-                buckets.advance()
+                buckets.remove_earliest_key()
             position = position_of_delay_key(min(first, head))
             if self._discard(position):
                 found.append(position)
@@ -251,7 +251,10 @@ class DelayIndex:
         loaded; 0: at once; None if there is neither."""
         if self._memory.lost:
             return 0
-        looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_due_ms]
+        looks = [
+            self._memory.fresh[0] >> TIME_SHIFT_BITS if self._memory.fresh else None,
+            self._memory.buckets.next_due_ms,
+        ]
         return min((look for look in looks if look is not None), default=None)
 
     # ------------------------------------------------------------------ sealing
@@ -259,20 +262,20 @@ class DelayIndex:
     def is_full(self) -> bool:
         """True if the keys take several times their memory budget, because buckets cannot be stored. Then no further
         entry may be held back."""
-        return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
+        return len(self._memory.fresh) * UNBUCKETED_KEY_BYTES > 4 * self.memory_bytes_max
 
     @property
     def must_make_bucket(self) -> bool:
         """True if enough entries are in no bucket, or if buckets are to be merged. Then the caller must call
         `seal_bucket`, and store the bucket that it returns."""
         fresh = len(self._memory.fresh)
-        over = fresh * FRESH_BYTES > self.memory_bytes_max
+        over = fresh * UNBUCKETED_KEY_BYTES > self.memory_bytes_max
         enough = over or fresh >= max(self._seal_entries, self._seal_at)
         return self._draft is None and (enough or bool(self._memory.buckets and self._memory.buckets.merged_ledgers))
 
     @property
     def _seal_entries(self) -> int:
-        return max(self.seal_entries, self.count // GROWTH)
+        return max(self.seal_entries, self.count // SEAL_SHARE_DIVISOR)
 
     def seal_bucket(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
         """Moves the entries that are due far in the future (NEAR_MS after `now_ms`; all of them if they exceed
@@ -284,8 +287,8 @@ class DelayIndex:
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()
-        pressed = len(fresh) * FRESH_BYTES > self.memory_bytes_max
-        cut = bisect_left(fresh, 0 if pressed else (now_ms + NEAR_MS) << TIME)
+        pressed = len(fresh) * UNBUCKETED_KEY_BYTES > self.memory_bytes_max
+        cut = bisect_left(fresh, 0 if pressed else (now_ms + UNBUCKETED_WITHIN_MS) << TIME_SHIFT_BITS)
         if least is None or merged:
             least = 1 if merged else max(1, len(fresh) // 2)
         if len(fresh) - cut < least:
@@ -310,10 +313,14 @@ class DelayIndex:
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.remove_keys(keys)
         places = [decode_entries_by_ledger(segment.places) for segment in draft.segments]
-        given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
-        buckets.add(StoredDelayBucket.create(ledger_id, draft.segments, places, find_next_segment(draft, given_up)))
+        given_up = keys.offset // DELAY_KEY_BYTES if self.count else len(keys.body)
+        buckets.add(
+            StoredDelayBucket.create(ledger_id, draft.segments, places, find_first_unused_segment(draft, given_up))
+        )
         buckets.remove_merged_buckets(merged)
-        self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
+        self._be_fresh(
+            buckets.begin_bucket_merge(min(self._seal_entries, self.memory_bytes_max // UNBUCKETED_KEY_BYTES))
+        )
 
     def on_bucket_store_failed(self) -> None:
         """Called when the bucket that `seal_bucket` returned was not stored. Its entries are in no bucket again, as
@@ -403,7 +410,7 @@ class DelayIndex:
             ledger_id, entry_id = position
             over = self._memory.held[ledger_id]
             acked = self.cursor.acked.get(ledger_id)
-            last = run_end(over if acked is None else over | acked, entry_id)
+            last = find_end_of_contiguous(over if acked is None else over | acked, entry_id)
             position = self.cursor.next_deliverable_position(self.shape.position_after(Position(ledger_id, last)))
         return position
 
@@ -418,7 +425,7 @@ class DelayIndex:
         are not counted."""
         if not self.count:
             return 0
-        return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
+        return len(self._memory.fresh) * UNBUCKETED_KEY_BYTES + self._memory.buckets.memory_bytes
 
     def count_delayed_entries(self, ledger_id: int) -> int:
         """Returns how many entries of a ledger of the topic are held back."""

@@ -78,8 +78,8 @@ class DispatchLimits(NamedTuple):
     unacked_subscription: int
 
 
-NO_LIMITS = DispatchLimits(0, 0)
-ALL_TIME = 1 << 63
+NO_DISPATCH_LIMITS = DispatchLimits(0, 0)
+TIME_AFTER_ALL_MS = 1 << 63
 """A time of day at which every entry is due."""
 
 
@@ -127,7 +127,7 @@ class Dispatcher:
 
     def __init__(
         self, shape: LogShape, cursor: Cursor, policy: DispatchPolicy, *, tracks: bool = True,
-        limits: DispatchLimits = NO_LIMITS,
+        limits: DispatchLimits = NO_DISPATCH_LIMITS,
         memory_bytes_max: float = float("inf"), delays: DelayIndex | None = None,
     ) -> None:  # fmt: skip
         self.tracks = tracks
@@ -154,7 +154,7 @@ class Dispatcher:
         consumer may be connected."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
-        self.restart_after_mark()
+        self.restart_delivery_after_mark()
 
     def switch_log_shape(self, shape: LogShape) -> None:
         """Replaces the shape of the log by `shape`, and goes on from the same read position. Up to the read position
@@ -284,7 +284,7 @@ class Dispatcher:
         why = why_no_receiver(self.policy.candidates)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
-    def assign_entries(self, entries: Sequence[DispatcherEntry], now_ms: int = ALL_TIME) -> list[Delivery]:
+    def assign_entries(self, entries: Sequence[DispatcherEntry], now_ms: int = TIME_AFTER_ALL_MS) -> list[Delivery]:
         """Assigns entries that were read from the log to consumers, in the given order, and returns the deliveries.
         Stops at the first entry that no consumer may get now: it and the following entries are read again later. Holds
         back the entries whose delivery time is after `now_ms` (ms since the epoch), on types that delay messages.
@@ -425,7 +425,7 @@ class Dispatcher:
             if messages == held:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
-    def on_batch_freed(self, position: Position, size: int) -> None:
+    def on_batch_acks_aborted(self, position: Position, size: int) -> None:
         """Called when a transaction that had acknowledged messages of a batch was aborted, before the consumer at which
         the batch is outstanding gives it back. Counts the freed messages as outstanding there again. `size`: the number
         of messages in the batch; 0: not known. Does nothing if the size is not known, or the batch is not outstanding.
@@ -492,7 +492,7 @@ class Dispatcher:
                 self.cursor.count_redelivery(position)
         self._give_back(member, given)
 
-    def mark_failed(self, member: Member, positions: Iterable[Position]) -> list[Position]:
+    def mark_entries_failed(self, member: Member, positions: Iterable[Position]) -> list[Position]:
         """Marks entries of the consumer as failed. Called only if the subscription is `ordered`, before the consumer
         gives these entries back. Each failed entry holds back the entries that follow it; those of them that are
         outstanding are taken back at once. Returns the failed entries that follow no other failed entry.
@@ -593,7 +593,7 @@ class Dispatcher:
             if self.delays is not None:
                 self.delays.discard(position)
 
-    def restart_after_mark(self) -> None:
+    def restart_delivery_after_mark(self) -> None:
         """Starts delivery again after the cursor's mark, which was moved. The consumers stay, but no entry is
         outstanding or held back after this call."""
         self.held.clear()
@@ -614,12 +614,12 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ questions
     @property
-    def replay_entries(self) -> int:
+    def redelivery_entry_count(self) -> int:
         """The number of entries that wait to be delivered again, and must be read again for that."""
         return self.policy.waiting.entries
 
     @property
-    def progress(self) -> tuple[Position, int, int]:
+    def progress_marker(self) -> tuple[Position, int, int]:
         """A value by which a caller detects progress: it differs after each call of `assign_entries` that delivered an
         entry or moved the read position."""
         return self.read_position, self.policy.waiting.entries, self.policy.waiting_entries_to_read

@@ -42,15 +42,15 @@ from ....proto.names import Position
 from ....proto.states import Blocked
 from .in_log_order import why_no_receiver
 from .key_shared import Shared
-from .policy import LIMIT_MAX, DispatcherEntry, KeyLimits, Member, SubscriptionOptions
-from .positions import ENTRY_BYTES, PositionSet
+from .policy import KEY_LIMIT_MAX, DispatcherEntry, KeyLimits, Member, SubscriptionOptions
+from .positions import BITMAP_ENTRY_BYTES, PositionSet
 
-WINDOW_ENTRIES = 10_000
+WAITING_ENTRIES_MAX = 10_000
 """Entries that wait before one of them is delivered, if there are so many: 0.2 s of reading. Pulsar looks 20,000
 entries ahead for Key_Shared."""
-BURST_S = 1.0
+RATE_BURST_S = 1.0
 """Seconds of a key's rate that may go out at once."""
-KEYLESS = 0
+KEYLESS_SLOT = 0
 """The slot of messages without a key: keys have 1 … 65535."""
 _SIZE_WEIGHT = 1 / 64
 
@@ -113,7 +113,7 @@ class FairKeyQueues:
         queue = self.of.get(slot)
         return (queue is not None and position in queue.waiting) or position in self.unread
 
-    def take_unread(self, position: Position) -> bool:
+    def remove_if_unread(self, position: Position) -> bool:
         """Removes an entry from those whose key is not known, because it was read. Returns False if it is not among
         them."""
         found = self.unread.discard(position)
@@ -138,7 +138,7 @@ class FairKeyQueues:
         """Removes the entry if it waits, and returns True; else returns False. The caller need not know its key."""
         if not self.entries:
             return False
-        if self.take_unread(position):
+        if self.remove_if_unread(position):
             return True
         slot = next((number for number, queue in self.of.items() if position in queue.waiting), None)
         if slot is None:
@@ -149,7 +149,7 @@ class FairKeyQueues:
     def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
         """Removes those of the `entries` of one ledger that wait, because they are acknowledged."""
         self.entries -= len(self.unread.discard_entries_of_ledger(ledger_id, entries))
-        for slot in [number for number, queue in self.of.items() if queue.waiting.has_some_of(ledger_id, entries)]:
+        for slot in [number for number, queue in self.of.items() if queue.waiting.contains_any_of(ledger_id, entries)]:
             self._remove(slot, lambda waiting: waiting.discard_entries_of_ledger(ledger_id, entries))
 
     def discard_up_to(self, mark: Position) -> None:
@@ -213,7 +213,7 @@ class FairKeyQueues:
         return queue is None or self._may_go(queue)
 
     def _may_go(self, queue: KeyQueue) -> bool:
-        return self._has_room(queue) and queue.paid_until - BURST_S <= self.now
+        return self._has_room(queue) and queue.paid_until - RATE_BURST_S <= self.now
 
     def _has_room(self, queue: KeyQueue) -> bool:
         return not self.limits.max_in_flight or queue.in_flight < self.limits.max_in_flight
@@ -223,8 +223,8 @@ class FairKeyQueues:
         if its rate is what it waits for. What waits for room is listed by `release_delivered_entries`."""
         if queue.turn or not queue.waiting or not self._has_room(queue):
             return
-        if queue.paid_until - BURST_S > self.now:
-            self._look_again(slot, queue, queue.paid_until - BURST_S)
+        if queue.paid_until - RATE_BURST_S > self.now:
+            self._look_again(slot, queue, queue.paid_until - RATE_BURST_S)
             return
         queue.tag = max(queue.tag, self._served)
         self._numbers += 1
@@ -322,9 +322,9 @@ class FairKeyQueues:
 
     def _room(self, queue: KeyQueue) -> int:
         """Returns how many messages of the key its limits allow now; LIMIT_MAX: any number."""
-        room = self.limits.max_in_flight - queue.in_flight if self.limits.max_in_flight else LIMIT_MAX
+        room = self.limits.max_in_flight - queue.in_flight if self.limits.max_in_flight else KEY_LIMIT_MAX
         if self.limits.rate:
-            left_s = self.now + BURST_S - max(queue.paid_until, self.now)
+            left_s = self.now + RATE_BURST_S - max(queue.paid_until, self.now)
             room = min(room, 1 + int(left_s * self.limits.rate))
         return room
 
@@ -342,7 +342,7 @@ class FairKeyQueues:
     @property
     def waiting_bytes(self) -> int:
         """The memory in bytes of the waiting entries."""
-        return self._waiting_bytes + len(self.unread) * ENTRY_BYTES
+        return self._waiting_bytes + len(self.unread) * BITMAP_ENTRY_BYTES
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken: keys and entries agree; each key that waits and may go is in
@@ -423,9 +423,9 @@ class FairShared(Shared):
 
     @property
     def is_looking_ahead(self) -> bool:  # type: ignore[override]
-        fitting = self._waiting_bytes_max / self._size if self._size else WINDOW_ENTRIES
+        fitting = self._waiting_bytes_max / self._size if self._size else WAITING_ENTRIES_MAX
         waiting = self.turns.entries
-        return waiting < fitting and waiting + self._passed_over < WINDOW_ENTRIES
+        return waiting < fitting and waiting + self._passed_over < WAITING_ENTRIES_MAX
 
     @property
     def is_full(self) -> bool:  # type: ignore[override]
@@ -439,7 +439,7 @@ class FairShared(Shared):
         if entry.chunk_of:
             return super().choose_member(entry, waited)
         turns, position, slot = self.turns, entry.position, _slot_of(entry)
-        if not waited or turns.take_unread(position):
+        if not waited or turns.remove_if_unread(position):
             return self._stays(entry, slot, new=not waited)  # its turn comes when it is chosen
         if not turns.may_deliver_key(slot):
             return None
@@ -463,4 +463,4 @@ class FairShared(Shared):
 
 
 def _slot_of(entry: DispatcherEntry) -> int:
-    return entry.slots[0] if entry.slots else KEYLESS
+    return entry.slots[0] if entry.slots else KEYLESS_SLOT

@@ -41,9 +41,9 @@ from .positions import PositionSet
 # The answer depends only on which consumers joined and left, and in which order.
 # Guarding test: tests/broker/subscription/core/test_slot_owners.py.
 
-POINTS = 100
+RING_POINTS_PER_CONSUMER = 100
 """Points of each consumer on the ring (Pulsar S7)."""
-RANGES_MAX = 1000
+SLOT_RANGES_MAX = 1000
 """Ranges of a sticky consumer: each is compared with those of the others."""
 
 
@@ -60,17 +60,17 @@ class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
         return not self.out_of_order
 
     def check(self) -> None:
-        if len(self.ranges) > RANGES_MAX:
-            raise InvalidRequest(f"{len(self.ranges)} ranges of slots are more than {RANGES_MAX}")
+        if len(self.ranges) > SLOT_RANGES_MAX:
+            raise InvalidRequest(f"{len(self.ranges)} ranges of slots are more than {SLOT_RANGES_MAX}")
 
 
-DEFAULTS = KeySharedOptions()
+DEFAULT_KEY_SHARED_OPTIONS = KeySharedOptions()
 
 
 def to_key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
     """Returns `asked`, the options that a consumer sent, if they are those of Key_Shared; otherwise the defaults of
     Key_Shared."""
-    return asked if isinstance(asked, KeySharedOptions) else DEFAULTS
+    return asked if isinstance(asked, KeySharedOptions) else DEFAULT_KEY_SHARED_OPTIONS
 
 
 class SlotOwners(Protocol):
@@ -157,7 +157,7 @@ class HashRingSlotOwners:
 
 
 def _points(name: str, number: int) -> list[int]:
-    return list(dict.fromkeys(compute_key_slot(f"{name}\0{number}\0{i}") for i in range(POINTS)))
+    return list(dict.fromkeys(compute_key_slot(f"{name}\0{number}\0{i}") for i in range(RING_POINTS_PER_CONSUMER)))
 
 
 class SplitRangeSlotOwners:
@@ -241,7 +241,7 @@ class StickyRangeSlotOwners:
 
 # --------------------------------------------------------------------------------------------------------- in_log_order
 
-NOTHING = PositionSet()
+NO_FAILED_ENTRIES = PositionSet()
 """The waiting entries of a subscription in which nothing has failed; never add to it."""
 
 
@@ -257,7 +257,7 @@ class LogOrderPolicy:
 
     def __init__(self, options: SubscriptionOptions) -> None:
         self.waiting = PositionSet()
-        self._failed = NOTHING
+        self._failed = NO_FAILED_ENTRIES
 
     def why_incompatible(self, newcomer: Member) -> str | None:
         return None
@@ -281,7 +281,7 @@ class LogOrderPolicy:
         return self.waiting.first_positions(count) if self.waiting.entries else ()
 
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        if self._failed is NOTHING:
+        if self._failed is NO_FAILED_ENTRIES:
             self._failed = PositionSet()
         self._failed.add(position)
         return [each for each in outstanding if each > position]
@@ -321,7 +321,7 @@ class LogOrderPolicy:
 
     def clear(self) -> None:
         self.waiting.clear()
-        self._failed = NOTHING
+        self._failed = NO_FAILED_ENTRIES
 
     @property
     def waiting_entries_to_read(self) -> int:
@@ -331,7 +331,7 @@ class LogOrderPolicy:
         """Returns True if another entry must be delivered before this one: an earlier waiting entry, or a failed entry
         that holds this one back."""
         return (self.waiting.entries > 0 and self.waiting.first_position() != position) or (
-            self._failed is not NOTHING and self.is_held_back_by_failure(position)
+            self._failed is not NO_FAILED_ENTRIES and self.is_held_back_by_failure(position)
         )
 
     def _goes_out(self, position: Position, waited: bool) -> None:

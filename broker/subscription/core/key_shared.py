@@ -39,7 +39,7 @@ from sortedcontainers import SortedSet
 
 from ....proto.names import Position
 from ....proto.states import Blocked
-from .cursor_state import NOWHERE
+from .cursor_state import NO_POSITION
 from .in_log_order import (
     HashRingSlotOwners,
     LogOrderPolicy,
@@ -49,7 +49,7 @@ from .in_log_order import (
     to_key_shared_options,
     why_no_receiver,
 )
-from .key_slots import NOTHING, KeySlotInUse, KeySlotTable
+from .key_slots import NO_WAITING_POSITIONS, KeySlotInUse, KeySlotTable
 from .policy import (
     ActiveConsumerChanged,
     DispatcherEntry,
@@ -197,7 +197,9 @@ class KeyShared:
         if slot is None or self.out_of_order:
             member = self._owned.get(number) or self._owner(number)
         elif (slot.failures is not None and slot.has_failure_before(position)) or (
-            slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first_position() == position)
+            slot.waiting is not NO_WAITING_POSITIONS
+            and slot.waiting
+            and not (waited and slot.waiting.first_position() == position)
         ):
             return None
         elif not slot.outstanding:
@@ -331,7 +333,7 @@ class KeyShared:
 # one is now: a consumer that had it, and gave it back, gets no chunk on the ground of that.
 
 
-TURN_ENTRIES = 20
+ENTRIES_PER_TURN = 20
 
 
 class OutstandingChunks:
@@ -358,7 +360,7 @@ class OutstandingChunks:
     def find_assembler(self, uuid: str) -> Member | None:
         """Returns the consumer at which the earliest outstanding chunk of the message `uuid` is outstanding; None if no
         chunk is."""
-        at = self._order.bisect_left((uuid, NOWHERE))
+        at = self._order.bisect_left((uuid, NO_POSITION))
         if at == len(self._order) or self._order[at][0] != uuid:
             return None
         return self._of[self._order[at][1]][1]
@@ -373,7 +375,7 @@ class Shared(LogOrderPolicy):
 
     individual: ClassVar = True
     is_order_guaranteed: ClassVar = False
-    turn_entries: ClassVar = TURN_ENTRIES  # that a consumer gets before the next one
+    turn_entries: ClassVar = ENTRIES_PER_TURN  # that a consumer gets before the next one
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)

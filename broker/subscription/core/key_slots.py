@@ -34,17 +34,17 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from .in_log_order import why_no_receiver
 from .policy import HeldSlot, Member, SlotInHandover
-from .positions import ENTRY_BYTES, PositionSet
+from .positions import BITMAP_ENTRY_BYTES, PositionSet
 
 CHANGED_SLOTS_AT_ONCE = 1000
 """Slots whose first waiting entry is placed at once: half a millisecond."""
 OLDEST_ENTRIES_MAX = 1000
 """Outstanding entries that a look for held slots examines, those first that were delivered first: 1 ms."""
-MIXED_BYTES = 150
+MIXED_ENTRY_BYTES = 150
 """Bytes of a waiting entry of several keys, beside what it takes in each of its slots."""
 
 
-NOTHING = PositionSet()
+NO_WAITING_POSITIONS = PositionSet()
 """The empty set, of a slot in which nothing has waited; never add to it. `is NOTHING` costs less than a length."""
 
 
@@ -58,7 +58,7 @@ class KeySlotInUse:
         self.holder: Member | None = None  # while something is outstanding
         self.outstanding = 0  # entries
         self.draining = False  # the holder is not the owner
-        self.waiting = NOTHING
+        self.waiting = NO_WAITING_POSITIONS
         self.ready_for: Member | None = None  # who may get the first one that waits
         self.blocked = 0  # entries that came while it was draining, and wait
         self.failures: dict[Position, None] | None = None  # nothing after one of them goes out
@@ -110,7 +110,7 @@ class KeySlotTable:
             slot.outstanding += 1
             if slot.holder is not member:
                 slot.holder, slot.draining = member, False
-                if slot.waiting is not NOTHING and slot.waiting:
+                if slot.waiting is not NO_WAITING_POSITIONS and slot.waiting:
                     self.changed[number] = None
 
     def vacate_slots_of_entries(self, positions: Sequence[Position]) -> None:
@@ -124,7 +124,7 @@ class KeySlotTable:
                     if slot.draining:
                         self.drained_total += 1
                     slot.holder, slot.draining, slot.blocked = None, False, 0
-                    if slot.waiting is not NOTHING and slot.waiting:
+                    if slot.waiting is not NO_WAITING_POSITIONS and slot.waiting:
                         self.changed[number] = None
                     elif not slot.failures:
                         self._forget_slot(number, slot)
@@ -170,14 +170,14 @@ class KeySlotTable:
             return
         if len(slots) > 1:
             self.mixed[position] = slots
-            self._waiting_bytes += MIXED_BYTES
+            self._waiting_bytes += MIXED_ENTRY_BYTES
         for number in slots:
             slot = self.of.get(number)
             if slot is None:
                 slot = self.of[number] = KeySlotInUse()
             waiting = slot.waiting
             if not waiting:
-                if waiting is NOTHING:
+                if waiting is NO_WAITING_POSITIONS:
                     waiting = slot.waiting = PositionSet()
                 self.changed[number] = None
             else:
@@ -193,7 +193,7 @@ class KeySlotTable:
         """Removes a waiting entry from its slots."""
         self.entries -= 1
         if len(slots) > 1 and self.mixed.pop(position, None) is not None:
-            self._waiting_bytes -= MIXED_BYTES
+            self._waiting_bytes -= MIXED_ENTRY_BYTES
         for number in slots:
             slot = self.of[number]
             waiting = slot.waiting
@@ -242,7 +242,7 @@ class KeySlotTable:
         if self.mixed:
             for entry_id in gone:
                 if self.mixed.pop(Position(ledger_id, entry_id), None) is not None:
-                    self._waiting_bytes -= MIXED_BYTES
+                    self._waiting_bytes -= MIXED_ENTRY_BYTES
         self.entries -= len(gone)
 
     def discard_up_to(self, mark: Position) -> None:
@@ -259,7 +259,7 @@ class KeySlotTable:
                 self._drop_unused((number,))
         for position in gone:
             if self.mixed.pop(position, None) is not None:
-                self._waiting_bytes -= MIXED_BYTES
+                self._waiting_bytes -= MIXED_ENTRY_BYTES
         self.entries -= len(gone)
 
     def _drop_unused(self, slots: Sequence[int]) -> None:
@@ -367,7 +367,7 @@ class KeySlotTable:
     @property
     def waiting_bytes(self) -> int:
         """The memory in bytes that the positions of the waiting entries take."""
-        return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
+        return self._waiting_bytes + len(self.loose) * BITMAP_ENTRY_BYTES
 
     def find_held_slots(self, now_s: float) -> list[HeldSlot]:
         """Returns the slots in which entries wait until the oldest outstanding one is acknowledged, the longest held
@@ -399,7 +399,7 @@ class KeySlotTable:
     def check(self, outstanding: set[Position]) -> None:
         """Raises AssertionError if an invariant is broken: slots and entries agree; each slot is in use; each slot
         whose first waiting entry can be delivered is listed as ready."""
-        assert not NOTHING, "nothing is something"
+        assert not NO_WAITING_POSITIONS, "nothing is something"
         assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}
         for slots in self._held.values():
@@ -421,7 +421,7 @@ class KeySlotTable:
         assert len(waiting) == self.entries, "the count of waiting entries is wrong"
         assert set(self.mixed) <= waiting, "an entry of several slots is kept that does not wait"
         size = sum(slot.waiting.size_bytes for slot in self.of.values() if slot.waiting)
-        assert self._waiting_bytes == size + MIXED_BYTES * len(self.mixed), "what waits is counted wrong"
+        assert self._waiting_bytes == size + MIXED_ENTRY_BYTES * len(self.mixed), "what waits is counted wrong"
         assert sum(map(len, self._ready.values())) == sum(
             slot.ready_for is not None for slot in self.of.values()
         ), "a slot is listed as ready that is not"

@@ -40,11 +40,11 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.states import TxnId
 from .cursor import Cursor
-from .cursor_state import NOWHERE, PartialBatch, PendingAcks, TxnAcks
+from .cursor_state import NO_POSITION, PartlyAckedBatch, PendingAcks, TxnAcks
 
 ENTRIES_MAX = 200_000
 """Pending entries of a subscription: an abort gives back and counts each of them, at 250 bytes a count."""
-COUNTED_MAX = 1000
+CUMULATIVE_TAIL_ENTRIES_MAX = 1000
 """Entries before the position of an aborted cumulative acknowledgement that count as given back: a receiver queue."""
 
 
@@ -75,7 +75,7 @@ class SettledAcks(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ intents
 def judge_transactional_acks(
-    cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE
+    cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NO_POSITION
 ) -> TxnAcks | TransactionalAckRefused:
     """Checks the acknowledgements `wanted` in a transaction. Returns those of them that are not pending in it yet, or
     the refusal of all of them. Changes nothing.
@@ -87,7 +87,7 @@ def judge_transactional_acks(
     pending = cursor.pending
     own = pending.of.get(txn, _NOTHING) if pending is not None else _NOTHING
     new = TxnAcks()
-    if named != NOWHERE:
+    if named != NO_POSITION:
         clash = _judge_cumulative(cursor, own, wanted, named, new)
         if clash is not None:
             return clash
@@ -96,7 +96,7 @@ def judge_transactional_acks(
         if clash is not None:
             return clash
     for position, part in wanted.parts.items():
-        clash = _judge_part(cursor, own, position, part, new, cumulative=named != NOWHERE)
+        clash = _judge_part(cursor, own, position, part, new, cumulative=named != NO_POSITION)
         if clash is not None:
             return clash
     return new
@@ -163,7 +163,7 @@ def _judge_entries(
 
 
 def _judge_part(
-    cursor: Cursor, own: TxnAcks, position: Position, part: PartialBatch, new: TxnAcks, *, cumulative: bool
+    cursor: Cursor, own: TxnAcks, position: Position, part: PartlyAckedBatch, new: TxnAcks, *, cumulative: bool
 ) -> TransactionalAckRefused | None:
     if cursor.is_acked(position):
         return TransactionalAckRefused(TransactionalAckConflict.ACKNOWLEDGED, position)
@@ -179,7 +179,7 @@ def _judge_part(
     if pending is not None and (pending.is_entry_pending(position) or pending.message_bits_at(position) & bits):
         return TransactionalAckRefused(TransactionalAckConflict.PENDING, position)
     if bits:
-        new.parts[position] = PartialBatch(bits, part.size)
+        new.parts[position] = PartlyAckedBatch(bits, part.size)
     return None
 
 
@@ -235,7 +235,7 @@ def settle_transactional_acks(cursor: Cursor, txn: TxnId, *, committed: bool) ->
         cursor.pending = None
     cursor.version += 1
     if committed:
-        if acks.up_to != NOWHERE:
+        if acks.up_to != NO_POSITION:
             cursor.ack_cumulative(acks.up_to)
         for ledger_id, entries in acks.entries.items():
             if len(entries) > 1:
@@ -254,7 +254,7 @@ def find_first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | No
     cursor."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
-    if acks.up_to != NOWHERE and (first := cursor.next_deliverable_position(cursor.mark)) <= acks.up_to:
+    if acks.up_to != NO_POSITION and (first := cursor.next_deliverable_position(cursor.mark)) <= acks.up_to:
         firsts.append(first)
     return min(firsts, default=None)
 
@@ -268,9 +268,9 @@ def entries_of_aborted_acks(cursor: Cursor, settled: SettledAcks, *, tail: bool)
         each = (Position(ledger_id, entry_id) for entry_id in entries)
         yield from (position for position in each if position > acks.up_to)
     yield from sorted(acks.parts.keys() - settled.shown)
-    if acks.up_to != NOWHERE:
+    if acks.up_to != NO_POSITION:
         if tail:
-            yield from islice(cursor.deliverable_entries_before(acks.up_to), COUNTED_MAX)
+            yield from islice(cursor.deliverable_entries_before(acks.up_to), CUMULATIVE_TAIL_ENTRIES_MAX)
         else:
             yield from cursor.deliverable_entries_up_to(acks.up_to)
 

@@ -114,10 +114,10 @@ class PolicyOptions:
         """Raises InvalidRequest if no subscription type supports this combination of options."""
 
 
-NO_OPTIONS = PolicyOptions()
+NO_POLICY_OPTIONS = PolicyOptions()
 HIDDEN_BATCHES_MAX = 1000
 """Most batches that were shown in part; when there are more, those up to the mark are dropped."""
-DEFAULT_CONFIG = BrokerConfig()
+DEFAULT_BROKER_CONFIG = BrokerConfig()
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True):
@@ -126,8 +126,8 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
-    asked: PolicyOptions = NO_OPTIONS
-    config: BrokerConfig = DEFAULT_CONFIG
+    asked: PolicyOptions = NO_POLICY_OPTIONS
+    config: BrokerConfig = DEFAULT_BROKER_CONFIG
     key_limits: KeyLimits | None = None  # None: the keys do not take turns
 
 
@@ -150,7 +150,7 @@ class Member(msgspec.Struct, eq=False):
     name: str
     priority: int = 0
     many_topics: bool = False  # its subscription covers several topics
-    options: PolicyOptions = NO_OPTIONS
+    options: PolicyOptions = NO_POLICY_OPTIONS
     ordered: bool = False  # what it gives back holds back what follows it
     acks_by_index: bool = True  # False: it acknowledges whole entries alone, and is shown whole ones
     permits: int = 0  # granted, less what was charged: `Dispatcher.check`
@@ -415,7 +415,7 @@ class EntrySkipReason(enum.Enum):
     NOT_DUE = "it comes when it is due"
 
 
-Filter = Callable[[DispatcherEntry, bool], EntrySkipReason | None]
+SkipEntryFilter = Callable[[DispatcherEntry, bool], EntrySkipReason | None]
 """(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
 
 
@@ -426,11 +426,11 @@ def make_delivery_filters(
     delays: DelayIndex | None,
     first: Position,
     new: Position,
-) -> list[Filter]:
+) -> list[SkipEntryFilter]:
     """Returns the filters that can reject an entry at or after the position `first`. A filter is a function that
     returns the reason why an entry must not be delivered now, or None. `new`: the read position; only entries before it
     can wait for redelivery. `delays`: None if the subscription type does not delay messages."""
-    filters: list[Filter] = []
+    filters: list[SkipEntryFilter] = []
     if cursor.partial or first < new or first <= cursor.last_hole_position:
         filters.append(partial(_acknowledged, cursor, policy))
     if cursor.pending is not None:
@@ -538,7 +538,7 @@ def find_chunk_run_at(found: Iterable[MessageChunk], position: Position) -> tupl
 # They are stored with the subscription, and set by `subscribe(fair_by_key=True, …)`, over REST or on the command line
 # like all properties of a subscription. Guarding test: tests/broker/subscription/core/test_fair_shared.py.
 
-LIMIT_MAX = 1_000_000_000
+KEY_LIMIT_MAX = 1_000_000_000
 """Largest limit of a key: more than any subscription delivers."""
 
 
@@ -559,7 +559,7 @@ def parse_key_limits(properties: Mapping[str, str]) -> KeyLimits | None:
     with suppress(ValueError):
         rate = float(properties.get(FAIR_RATE, "0"))
     in_flight = parse_number(properties.get(FAIR_IN_FLIGHT, "0")) or 0
-    return KeyLimits(min(in_flight, LIMIT_MAX), rate if 0 < rate <= LIMIT_MAX else 0.0)
+    return KeyLimits(min(in_flight, KEY_LIMIT_MAX), rate if 0 < rate <= KEY_LIMIT_MAX else 0.0)
 
 
 def check_fair_properties(properties: Mapping[str, str]) -> None:
@@ -572,10 +572,10 @@ def check_fair_properties(properties: Mapping[str, str]) -> None:
     in_flight, rate = properties.get(FAIR_IN_FLIGHT), properties.get(FAIR_RATE)
     if by_key == "false" and (in_flight is not None or rate is not None):
         raise refuse(f"{FAIR_IN_FLIGHT} and {FAIR_RATE} need {FAIR_BY_KEY}=true")
-    if in_flight is not None and not 0 < (parse_number(in_flight) or 0) <= LIMIT_MAX:
-        raise refuse(f"{FAIR_IN_FLIGHT} is a whole number from 1 to {LIMIT_MAX}, not {in_flight[:40]!r}")
+    if in_flight is not None and not 0 < (parse_number(in_flight) or 0) <= KEY_LIMIT_MAX:
+        raise refuse(f"{FAIR_IN_FLIGHT} is a whole number from 1 to {KEY_LIMIT_MAX}, not {in_flight[:40]!r}")
     if rate is not None and not _is_rate(rate):
-        raise refuse(f"{FAIR_RATE} is messages per second, above 0 and at most {LIMIT_MAX}, not {rate[:40]!r}")
+        raise refuse(f"{FAIR_RATE} is messages per second, above 0 and at most {KEY_LIMIT_MAX}, not {rate[:40]!r}")
 
 
 def _is_rate(text: str) -> bool:
@@ -583,4 +583,4 @@ def _is_rate(text: str) -> bool:
         rate = float(text)
     except ValueError:
         return False
-    return isfinite(rate) and 0 < rate <= LIMIT_MAX
+    return isfinite(rate) and 0 < rate <= KEY_LIMIT_MAX

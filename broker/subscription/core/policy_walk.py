@@ -24,15 +24,15 @@ import msgspec
 
 from ....proto.names import Position, compute_key_slot
 from ....proto.states import Blocked
-from ...log.log_shape_core import LogShape, Span
+from ...log.log_shape_core import LedgerSpan, LogShape
 from .cursor import Cursor
 from .cursor_state import CursorState
-from .dispatch import ALL_TIME, Delivery, Dispatcher, PlannedRead
+from .dispatch import TIME_AFTER_ALL_MS, Delivery, Dispatcher, PlannedRead
 from .policy import DispatchPolicy, Member, SubscriptionOptions
 
 T = TypeVar("T")
-CONSUMERS_MAX = 4
-ROUNDS_MAX = 10_000
+WALK_CONSUMERS_MAX = 4
+WALK_ROUNDS_MAX = 10_000
 """Most rounds in which everything must have been delivered at the end."""
 
 
@@ -83,7 +83,7 @@ class _Walk:
         self._rng = rng
         self._policy, self._options = policy, options
         self._shape = LogShape()
-        self._shape.add(Span(10, 0, open=True))
+        self._shape.add(LedgerSpan(10, 0, open=True))
         self._cursor = Cursor(self._shape, CursorState(self._shape.start_position))
         self._dispatcher = Dispatcher(self._shape, self._cursor, policy(options))
         self._items: dict[Position, WalkEntry] = {}
@@ -108,7 +108,7 @@ class _Walk:
         tail = self._shape.tail_span
         if self._rng.random() < 0.05:
             self._shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, tail.size, 0)
-            tail = self._shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
+            tail = self._shape.add(LedgerSpan(tail.ledger_id + 10, tail.end_index, open=True))
         for _ in range(self._rng.choice((1, 2, 6))):
             count = self._rng.choice((1, 1, 3))
             tail.last_entry += 1
@@ -117,7 +117,7 @@ class _Walk:
             self._items[position] = WalkEntry(position, count, (compute_key_slot(f"k{self._rng.randrange(5)}"),))
 
     def _join(self) -> None:
-        if len(self._accounts) >= CONSUMERS_MAX:
+        if len(self._accounts) >= WALK_CONSUMERS_MAX:
             return
         member = Member(self._next_id, f"consumer-{self._next_id}")
         if not self._accounts:
@@ -194,11 +194,11 @@ class _Walk:
             if isinstance(want, Blocked):
                 return
             positions = self._following(want.position) if isinstance(want, PlannedRead) else want.positions[:3]
-            before = self._dispatcher.progress
+            before = self._dispatcher.progress_marker
             for position in positions:
-                for delivery in self._dispatcher.assign_entries([self._items[position]], ALL_TIME):
+                for delivery in self._dispatcher.assign_entries([self._items[position]], TIME_AFTER_ALL_MS):
                     self._on_delivered(delivery)
-            if self._dispatcher.progress == before:
+            if self._dispatcher.progress_marker == before:
                 return  # the policy said why, as in the pump
         raise AssertionError("the policy wants entries without end, and gives none to a consumer")
 
@@ -233,7 +233,7 @@ class _Walk:
         """All consumers read and acknowledge. Everything must go out."""
         if not self._accounts:
             self._join()
-        for _ in range(ROUNDS_MAX):
+        for _ in range(WALK_ROUNDS_MAX):
             if all(each in self._done for each in self._items):
                 break
             for account in self._accounts.values():
@@ -246,4 +246,4 @@ class _Walk:
         self._dispatcher.check()
         left = [each for each in self._items if each not in self._done]
         assert not left, f"never delivered: {left[:3]}; {self._dispatcher.choose_next_read()!s}"
-        assert self._dispatcher.replay_entries == 0, "something waits with the policy that is acknowledged"
+        assert self._dispatcher.redelivery_entry_count == 0, "something waits with the policy that is acknowledged"

@@ -21,17 +21,17 @@ from ....proto.names import Position
 from .. import cursor_format as stored
 from ..cursor_format import CursorChunkPlace
 from .cursor import Cursor
-from .cursor_state import NOTE_KEY, CursorChunkKey, CursorChunkKind, chunk_key_of, chunk_keys_of_holes
+from .cursor_state import COMMIT_NOTE_KEY, CursorChunkKey, CursorChunkKind, chunk_key_of, chunk_keys_of_holes
 
-FEW_MAX = 16
+LISTED_ENTRIES_MAX = 16
 """Most positions that are kept in a list. Such a list is as large as a bitmap, and still fast to search."""
-SET_BYTES = 200
+SET_MEMORY_BYTES = 200
 """Bytes of the set itself, with its list."""
-FEW_BYTES = 110
+LISTED_ENTRY_BYTES = 110
 """Bytes of a position with its number and its place in the list."""
-MAP_BYTES = 280
+BITMAP_MEMORY_BYTES = 280
 """Bytes of a bitmap with one container and its place in the dictionary (measured with 100,000 of them: 277)."""
-ENTRY_BYTES = 2
+BITMAP_ENTRY_BYTES = 2
 """Bytes of a position in a container; fewer where they are dense."""
 
 
@@ -45,7 +45,7 @@ class PositionSet:
         self._few: list[Position] = []  # sorted; empty while there are bitmaps
         self._maps: dict[int, BitMap] = {}
         self.entries = 0
-        self.size_bytes = SET_BYTES
+        self.size_bytes = SET_MEMORY_BYTES
 
     def __len__(self) -> int:
         return self.entries
@@ -75,8 +75,8 @@ class PositionSet:
                 return False
             few.insert(place, position)
         self.entries += 1
-        self.size_bytes += FEW_BYTES
-        if len(few) > FEW_MAX:
+        self.size_bytes += LISTED_ENTRY_BYTES
+        if len(few) > LISTED_ENTRIES_MAX:
             self._few, self.entries = [], 0
             for each in few:
                 self._add_to_map(each)
@@ -96,8 +96,8 @@ class PositionSet:
         return True
 
     def _measure(self) -> None:
-        each = ENTRY_BYTES if self._maps else FEW_BYTES
-        self.size_bytes = SET_BYTES + len(self._maps) * MAP_BYTES + self.entries * each
+        each = BITMAP_ENTRY_BYTES if self._maps else LISTED_ENTRY_BYTES
+        self.size_bytes = SET_MEMORY_BYTES + len(self._maps) * BITMAP_MEMORY_BYTES + self.entries * each
 
     def discard(self, position: Position) -> bool:
         """Removes a position from the set. Returns False if the set did not contain it."""
@@ -110,7 +110,7 @@ class PositionSet:
             else:
                 return False
             self.entries -= 1
-            self.size_bytes -= FEW_BYTES
+            self.size_bytes -= LISTED_ENTRY_BYTES
             return True
         ledger_id, entry_id = position
         held = self._maps.get(ledger_id)
@@ -140,7 +140,7 @@ class PositionSet:
                 break
         return found
 
-    def has_some_of(self, ledger_id: int, entries: BitMap) -> bool:
+    def contains_any_of(self, ledger_id: int, entries: BitMap) -> bool:
         """Returns True if the set contains one of these entries of a ledger."""
         if self._few:
             return any(each[0] == ledger_id and each[1] in entries for each in self._few)
@@ -192,8 +192,8 @@ class PositionSet:
         assert all(self._maps.values()), "an empty bitmap is kept"
         assert not (self._few and self._maps), "positions are kept in two ways at once"
         assert self._few == sorted(set(self._few)), "the list is not in order"
-        held = sum(map(len, self._maps.values())) * ENTRY_BYTES
-        size = SET_BYTES + len(self._few) * FEW_BYTES + len(self._maps) * MAP_BYTES + held
+        held = sum(map(len, self._maps.values())) * BITMAP_ENTRY_BYTES
+        size = SET_MEMORY_BYTES + len(self._few) * LISTED_ENTRY_BYTES + len(self._maps) * BITMAP_MEMORY_BYTES + held
         assert self.size_bytes == size, "the size is counted wrong"
 
 
@@ -222,7 +222,7 @@ LIVE_BYTES_MIN = 4 << 20
 """Bytes below which a cursor ledger is never too empty: a roll costs a ledger and a metadata write."""
 
 
-class LedgerEndReason(enum.Enum):
+class CursorLedgerEndReason(enum.Enum):
     """The reasons why a cursor ledger ends, so that the next write goes to a new ledger."""
 
     ENTRIES = "it holds as many entries as it may"
@@ -292,14 +292,14 @@ class CursorWritePlanner:
         again."""
         cursor.changed_chunks.update(write.chunks)
 
-    def why_ledger_ends(self, bounds: CursorLedgerBounds) -> LedgerEndReason | None:
+    def why_ledger_ends(self, bounds: CursorLedgerBounds) -> CursorLedgerEndReason | None:
         """Returns why the next write must go to a new cursor ledger; None if it may be appended to the present one."""
         if self._entries >= bounds.entries:
-            return LedgerEndReason.ENTRIES
+            return CursorLedgerEndReason.ENTRIES
         if self._bytes >= max(bounds.size_bytes, 2 * self._live_bytes):
-            return LedgerEndReason.BYTES
+            return CursorLedgerEndReason.BYTES
         if self._bytes >= LIVE_BYTES_MIN and self._live_bytes < bounds.live_share * self._bytes:
-            return LedgerEndReason.EMPTY
+            return CursorLedgerEndReason.EMPTY
         return None
 
 
@@ -317,4 +317,4 @@ def chunk_keys_of_cursor(cursor: Cursor) -> Iterator[CursorChunkKey]:
     if cursor.pending is not None:
         yield from cursor.pending.chunk_keys()
     if cursor.note:
-        yield NOTE_KEY
+        yield COMMIT_NOTE_KEY

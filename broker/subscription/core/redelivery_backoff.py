@@ -33,7 +33,7 @@ from ....proto.entry import (
 from ....proto.entry_filter import find_filter
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import CorruptEntry, InvalidRequest
-from ....proto.expiry import EXPIRED_AT, EXPIRES_AT
+from ....proto.expiry import EXPIRED_AT_PROPERTY, EXPIRES_AT_PROPERTY
 from ....proto.names import (
     DEAD_LETTER_REASON,
     DEAD_LETTERS,
@@ -52,7 +52,11 @@ from ....proto.states import Failure
 from ...common.refusals import SubscribeRefusal
 from .cursor_state import RedeliveryCount
 
-MAX_COUNT, TOPIC, LADDER = "dead-letter.max-redeliver-count", "dead-letter.topic", "dead-letter.backoff-s"
+MAX_COUNT_PROPERTY, TOPIC_PROPERTY, BACKOFF_STEPS_PROPERTY = (
+    "dead-letter.max-redeliver-count",
+    "dead-letter.topic",
+    "dead-letter.backoff-s",
+)
 """Properties of a subscription that set its own policy, over that of its topic and namespace."""
 PROPERTIES_BYTES_MAX = 4 << 10
 """Bytes of all properties of a subscription: its record contains them, and is written with each roll of its
@@ -91,7 +95,7 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         if not self:
             return self
         its_own = not self.topic and topic.local.endswith(DEAD_LETTERS)
-        return NO_LETTERS if its_own or self.dead_letter_topic(topic, subscription).base == topic.base else self
+        return NO_DEAD_LETTERS if its_own or self.dead_letter_topic(topic, subscription).base == topic.base else self
 
     def dead_letter_topic(self, topic: TopicName, subscription: str) -> TopicName:
         """Returns the name of the topic to which the dead letters of the subscription are published. Raises InvalidName
@@ -99,20 +103,20 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         return TopicName.parse(self.topic) if self.topic else make_letter_topic_name(topic, subscription, DEAD_LETTERS)
 
 
-NO_LETTERS = DeadLetterPolicy(0, "", ())
+NO_DEAD_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def merge_dead_letter_policy(applied: AppliedPolicies, properties: Mapping[str, str]) -> DeadLetterPolicy:
     """Returns the dead-letter policy of a subscription. Each value is taken from the properties of the subscription; if
     it is not set there or cannot be parsed, from the policies of the topic (`applied`)."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
-    own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
+    own_count, own_ladder = properties.get(MAX_COUNT_PROPERTY, ""), properties.get(BACKOFF_STEPS_PROPERTY, "")
     if (own := parse_number(own_count)) is not None:
         count = own
     if own_ladder:
         with suppress(ValueError):
             ladder = tuple(max(0.0, float(step)) for step in own_ladder.split(","))
-    return DeadLetterPolicy(count, properties.get(TOPIC, applied.dead_letter_topic), ladder)
+    return DeadLetterPolicy(count, properties.get(TOPIC_PROPERTY, applied.dead_letter_topic), ladder)
 
 
 _NONE: SortedSet[tuple[int, Position]] = SortedSet()
@@ -211,17 +215,19 @@ def check_properties(properties: Mapping[str, str]) -> None:
     size = sum(len(text.encode("utf-8", "surrogatepass")) for pair in properties.items() for text in pair)
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} bytes are more than {PROPERTIES_BYTES_MAX}")
-    count, ladder = properties.get(MAX_COUNT, "0"), properties.get(LADDER, "0")
+    count, ladder = properties.get(MAX_COUNT_PROPERTY, "0"), properties.get(BACKOFF_STEPS_PROPERTY, "0")
     if parse_number(count) is None:
-        raise SubscribeRefusal.PROPERTIES.error(f"{MAX_COUNT} is a whole number, not {count[:40]!r}")
+        raise SubscribeRefusal.PROPERTIES.error(f"{MAX_COUNT_PROPERTY} is a whole number, not {count[:40]!r}")
     try:
         steps = [float(step) for step in ladder.split(",")]
     except ValueError as error:
-        raise SubscribeRefusal.PROPERTIES.error(f"{LADDER} is seconds with commas between, not {ladder!r}") from error
+        raise SubscribeRefusal.PROPERTIES.error(
+            f"{BACKOFF_STEPS_PROPERTY} is seconds with commas between, not {ladder!r}"
+        ) from error
     if not all(0 <= step <= 1e9 for step in steps):
-        raise SubscribeRefusal.PROPERTIES.error(f"{LADDER}: a step is 0 s or more, not {ladder!r}")
-    if TOPIC in properties:
-        TopicName.parse(properties[TOPIC])
+        raise SubscribeRefusal.PROPERTIES.error(f"{BACKOFF_STEPS_PROPERTY}: a step is 0 s or more, not {ladder!r}")
+    if TOPIC_PROPERTY in properties:
+        TopicName.parse(properties[TOPIC_PROPERTY])
     try:
         find_filter(properties)
     except InvalidRequest as error:
@@ -350,8 +356,8 @@ def _addressed(
     metadata.sequence_id = max(0, index)
     metadata.publish_time = now_ms
     for pair in metadata.properties:
-        if pair.key == EXPIRES_AT:  # a letter is kept until somebody looks at it
-            pair.key = EXPIRED_AT
+        if pair.key == EXPIRES_AT_PROPERTY:  # a letter is kept until somebody looks at it
+            pair.key = EXPIRED_AT_PROPERTY
     metadata.ClearField("expiry_runs")
     there = {pair.key for pair in metadata.properties}
     told = {

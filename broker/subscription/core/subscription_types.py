@@ -1,8 +1,8 @@
 """The subscription types, registered: number on the wire, name, policy.
 
 A policy is a module with a class that implements `DispatchPolicy`; its docstring starts with its invariant. A new type
-is such a module, a line in `TYPES`, and a line in `Subscribe.Type` of proto/wire.proto, whose number and name are those
-of the line here. Guarding test: tests/broker/subscription/test_new_type.py.
+is such a module, a line in `SUBSCRIPTION_TYPE_ROWS`, and a line in `Subscribe.Type` of proto/wire.proto, whose number
+and name are those of the line here. Guarding test: tests/broker/subscription/test_new_type.py.
 
 A type may also come from an installed package, by an entry point of the group ENTRY_POINTS whose object is a
 `SubscriptionTypeRow`: `load_installed_types` registers those that the setting `subscription_policies` names. The
@@ -54,11 +54,11 @@ class SubscriptionTypeRow(msgspec.Struct, frozen=True):
         return subscription_types.pulsar_type_name(self.name)
 
 
-EXCLUSIVE = SubscriptionTypeRow(0, "EXCLUSIVE", Exclusive)
-TYPES: dict[int, SubscriptionTypeRow] = {
+EXCLUSIVE_ROW = SubscriptionTypeRow(0, "EXCLUSIVE", Exclusive)
+SUBSCRIPTION_TYPE_ROWS: dict[int, SubscriptionTypeRow] = {
     each.number: each
     for each in (
-        EXCLUSIVE,
+        EXCLUSIVE_ROW,
         SubscriptionTypeRow(1, "SHARED", Shared, fair=FairShared),
         SubscriptionTypeRow(2, "FAILOVER", Failover),
         SubscriptionTypeRow(3, "KEY_SHARED", KeyShared),
@@ -70,14 +70,14 @@ TYPES: dict[int, SubscriptionTypeRow] = {
 def find_subscription_type(number: int) -> SubscriptionTypeRow:
     """Returns the subscription type that has this number in the protocol. Raises InvalidRequest if there is none."""
     try:
-        return TYPES[number]
+        return SUBSCRIPTION_TYPE_ROWS[number]
     except KeyError:
-        names = ", ".join(each.name for each in TYPES.values())
+        names = ", ".join(each.name for each in SUBSCRIPTION_TYPE_ROWS.values())
         raise InvalidRequest(f"there is no subscription type {number}; there are {names}") from None
 
 
-ENTRY_POINTS = "magnetar.subscription_policies"
-INSTALLED_NUMBERS = range(64, 128)
+ENTRY_POINT_GROUP = "magnetar.subscription_policies"
+INSTALLED_TYPE_NUMBERS = range(64, 128)
 """The numbers of types from installed packages, on the wire: no type of Magnetar or Pulsar will have one of them."""
 _MEMBERS = tuple(name for name in (*vars(DispatchPolicy), *DispatchPolicy.__annotations__) if not name.startswith("_"))
 
@@ -92,24 +92,26 @@ def load_installed_types(names: Sequence[str], find: Callable[[str], Sequence[ob
         if len(objects) != 1:
             raise InvalidConfiguration(
                 f"subscription_policies: {len(objects)} installed packages have an entry point {name!r} of "
-                f"{ENTRY_POINTS}, and one is needed"
+                f"{ENTRY_POINT_GROUP}, and one is needed"
             )
         type_ = _check_installed_type(name, objects[0])
         if type_.number in found:
             raise InvalidConfiguration(f"subscription_policies: {name!r} has the number {type_.number} of another one")
         found[type_.number] = type_
-    TYPES.update(found)
+    SUBSCRIPTION_TYPE_ROWS.update(found)
 
 
 def _check_installed_type(name: str, given: object) -> SubscriptionTypeRow:
     if not isinstance(given, SubscriptionTypeRow):
         raise InvalidConfiguration(f"subscription_policies: {name!r} is no SubscriptionTypeRow, but {given!r:.100}")
-    if given.number not in INSTALLED_NUMBERS:
+    if given.number not in INSTALLED_TYPE_NUMBERS:
         raise InvalidConfiguration(
             f"subscription_policies: {name!r} has the number {given.number}, which is not in 64 … 127"
         )
-    taken = [each for each in TYPES.values() if each.name == given.name and each.number != given.number]
-    if taken or given.name != given.name.upper() or given.name in subscription_types.NUMBERS:
+    taken = [
+        each for each in SUBSCRIPTION_TYPE_ROWS.values() if each.name == given.name and each.number != given.number
+    ]
+    if taken or given.name != given.name.upper() or given.name in subscription_types.SUBSCRIPTION_TYPE_NUMBERS:
         raise InvalidConfiguration(f"subscription_policies: {given.name!r} is no free name in capitals")
     try:
         policy = given.policy(SubscriptionOptions())

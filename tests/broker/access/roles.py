@@ -9,7 +9,7 @@ from typing import Any
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import Unauthenticated
-from magnetar.runtime.access import NOTHING, Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
+from magnetar.runtime.access import NO_CREDENTIALS, Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
 from magnetar.runtime.network import Channel, Endpoint, Network, RunningServer, World, find_rpc
 from magnetar.runtime.process import make_system_world
 from tests.support.cluster import Cluster, TestConsumer, TestProducer
@@ -47,7 +47,7 @@ class RoleNetwork:
     ) -> RunningServer:
         return await self._inner.serve(endpoint, services, ListenerAccess(RoleGuard()))
 
-    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NO_CREDENTIALS) -> Channel:
         return self._inner.connect(endpoint, CallerAccess(authorization=lambda: f"Role {self._role}"))
 
 

@@ -214,7 +214,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
         assert (await grants.get_grants_and_administrators(name)).roles == {"r": ("produce",)}, (
             "the last known ones decide"
         )
-        clock.now += module.STALE_S + 1
+        clock.now += module.STALE_GRANTS_S_MAX + 1
         with pytest.raises(Unavailable, match="grants cannot be read"):
             await grants.get_grants_and_administrators(name)
         changed.clear()
@@ -252,7 +252,7 @@ async def test_a_watch_that_goes_on_while_nothing_changes_denies_nobody(
         async with asyncio.timeout(30):
             while store.failing["revision"] or grants._broken:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        clock.now += module.STALE_S + 1
+        clock.now += module.STALE_GRANTS_S_MAX + 1
         assert (await grants.get_grants_and_administrators(name)).roles == {}
     finally:
         await grants.close()
@@ -262,7 +262,7 @@ async def test_a_watch_that_goes_on_while_nothing_changes_denies_nobody(
 async def test_a_revocation_whose_grants_cannot_be_read_at_once_holds_as_soon_as_they_can(
     acme: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(authorizer, "AGAIN_S", 0.05)
+    monkeypatch.setattr(authorizer, "GRANTS_RETRY_S", 0.05)
     producer = await acme.producer("etl", TOPIC)
     read, failed = AccessGrants._read, []
 
@@ -327,7 +327,7 @@ async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
 async def test_names_that_strangers_ask_for_take_a_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "KNOWN_MAX", 50)
+    monkeypatch.setattr(module, "CACHED_NAMESPACES_MAX", 50)
     world = make_system_world(1)
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     inner = sqlite.new_session()

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.access import authorizer as permissions
-from magnetar.broker.access.table_core import ACTIONS, AccessRight, GrantsAndAdministrators, why_right_denied
+from magnetar.broker.access.table_core import GRANT_ACTIONS, AccessRight, GrantsAndAdministrators, why_right_denied
 from magnetar.metadata.records import GrantsRecord
 from magnetar.proto.errors import InvalidName, InvalidRequest
 
 TOPIC, OTHER = "persistent://acme/orders/t", "persistent://acme/orders/other"
 ROLES = st.sampled_from(["a", "ab", "abc", "a*", "*", "", "b"])
-GRANTED = st.dictionaries(ROLES, st.lists(st.sampled_from(ACTIONS), max_size=3).map(tuple), max_size=4)
+GRANTED = st.dictionaries(ROLES, st.lists(st.sampled_from(GRANT_ACTIONS), max_size=3).map(tuple), max_size=4)
 RIGHTS = st.builds(
     GrantsAndAdministrators, admins=st.frozensets(ROLES, max_size=2), roles=GRANTED,
     topics=st.dictionaries(st.sampled_from([TOPIC, OTHER]), GRANTED, max_size=2),
@@ -122,6 +122,6 @@ def test_what_no_caller_could_use_is_refused(change: Any, error: type[Exception]
 
 
 def test_a_namespaces_grants_are_bounded() -> None:
-    many = {f"r{number}": ("produce",) for number in range(permissions.GRANTS_MAX)}
+    many = {f"r{number}": ("produce",) for number in range(permissions.GRANTS_PER_RECORD_MAX)}
     with pytest.raises(InvalidRequest, match="more than 5000"):
         permissions.set_role_grant(GrantsRecord(roles=many), TOPIC, "one-more", ["consume"])

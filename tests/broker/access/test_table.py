@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.access.table_core import RULES
+from magnetar.broker.access.table_core import PERMISSION_RULES
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized
 from magnetar.proto.operations import Permission, PermissionRule, PermissionScope
-from magnetar.runtime.logs import ACTS_MAX
+from magnetar.runtime.logs import OPERATION_REPEATS_MAX
 from magnetar.runtime.network import find_rpc
 from tests.broker.access.roles import ROOT, Roles, roles
 
@@ -79,10 +79,10 @@ def request_of(path: str, rule: PermissionRule, subscription: str) -> Any:
 def test_each_rpc_has_one_rule_and_each_rule_an_rpc() -> None:
     rpcs = {f"{service}.{method.name}" for service in ("Broker", "Admin", "Transactions")
             for method in wire.DESCRIPTOR.services_by_name[service].methods}  # fmt: skip
-    assert {path.partition(" ")[0] for path in RULES} == rpcs
-    frames = {path.partition(" ")[2] for path in RULES if " " in path}
+    assert {path.partition(" ")[0] for path in PERMISSION_RULES} == rpcs
+    frames = {path.partition(" ")[2] for path in PERMISSION_RULES if " " in path}
     assert frames == {"open_producer", "subscribe"}
-    for path, rule in RULES.items():
+    for path, rule in PERMISSION_RULES.items():
         named = path.partition(" ")
         kind = find_rpc(*named[0].split(".")).request
         if named[2] or kind.DESCRIPTOR.name in ("ReadRequests", "WatchTopicsRequests"):
@@ -93,7 +93,7 @@ def test_each_rpc_has_one_rule_and_each_rule_an_rpc() -> None:
 
 async def test_every_rpc_is_denied_to_whom_the_table_denies_it_and_changes_nothing_then(acme: Roles) -> None:
     wrong, tried = [], 0
-    for path, rule in RULES.items():
+    for path, rule in PERMISSION_RULES.items():
         if " " in path or find_rpc(*path.split(".")).streaming:
             continue
         for subscription in ("", "s", LISTED) if rule.subscription else ("",):
@@ -262,7 +262,7 @@ async def test_the_audit_log_says_who_did_what_with_which_result(acme: Roles, ca
 
 
 def test_every_permission_is_used() -> None:
-    assert {rule.permission for rule in RULES.values()} == set(Permission)
+    assert {rule.permission for rule in PERMISSION_RULES.values()} == set(Permission)
 
 
 async def test_a_role_with_a_grant_that_acts_in_a_loop_is_counted_and_no_act_of_an_administrator_is_left_out(
@@ -270,7 +270,7 @@ async def test_a_role_with_a_grant_that_acts_in_a_loop_is_counted_and_no_act_of_
 ) -> None:
     monkeypatch.setattr(logging.getLogger("magnetar.audit"), "propagate", True)
     caplog.set_level(logging.INFO, "magnetar.audit")
-    for number in range(3 * ACTS_MAX):
+    for number in range(3 * OPERATION_REPEATS_MAX):
         subscription = {"topic": TOPIC, "name": f"s{number}"}
         await acme.call("c-topic", "Admin.CreateSubscription", wire.SubscriptionSpec(**subscription))
         await acme.call("c-topic", "Admin.DeleteSubscription", wire.DeleteSubscriptionRequest(**subscription))
@@ -278,7 +278,7 @@ async def test_a_role_with_a_grant_that_acts_in_a_loop_is_counted_and_no_act_of_
     lines = [json.loads(each.getMessage()) for each in caplog.records if each.name == "magnetar.audit"]
     acts = Counter((each["principal"], each["act"]) for each in lines)
     assert acts == {
-        ("client:c-topic", "Admin.CreateSubscription"): ACTS_MAX,
-        ("client:c-topic", "Admin.DeleteSubscription"): ACTS_MAX,
-        ("client:acme-admin", "Admin.CreateTopic"): 3 * ACTS_MAX,
+        ("client:c-topic", "Admin.CreateSubscription"): OPERATION_REPEATS_MAX,
+        ("client:c-topic", "Admin.DeleteSubscription"): OPERATION_REPEATS_MAX,
+        ("client:acme-admin", "Admin.CreateTopic"): 3 * OPERATION_REPEATS_MAX,
     }

@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.admin import AdminClient
 from magnetar.asyncio import Client
-from magnetar.broker.cluster.balance_core import CHECK_S, REPORTS_MIN, REST_S
+from magnetar.broker.cluster.balance_core import BALANCE_CHECK_INTERVAL_S, BELIEVED_REPORTS_MIN, MOVED_BUNDLE_REST_S
 from magnetar.broker.server import Broker
 from magnetar.broker.session import balancing
 from magnetar.broker.session.administration import Administration
@@ -37,7 +37,7 @@ class Balanced:
 
     def __init__(self, running: Cluster) -> None:
         self.running = running
-        self.now_s = 10 * REST_S
+        self.now_s = 10 * MOVED_BUNDLE_REST_S
         self.brokers: dict[str, Broker] = {}
         self.balancers: dict[str, AutomaticBalancer] = {}
         self.moves = Tasks()
@@ -51,7 +51,7 @@ class Balanced:
 
     async def checks(self, count: int, *, only: Sequence[str] = (), wait: bool = True) -> None:
         for _ in range(count):
-            self.now_s += CHECK_S
+            self.now_s += BALANCE_CHECK_INTERVAL_S
             for broker in self.brokers.values():
                 broker.topic_manager.balancing.busy = self.busy_of(broker)
             for name in only or list(self.balancers):
@@ -73,7 +73,9 @@ async def balanced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """All topics are at the first of three brokers, whose bundles have all been there for long. A bundle counts as its
     topics do: what is published in a test differs from run to run."""
     monkeypatch.setattr(balancing, "compute_bundle_load", lambda sums: float(sums.topics))
-    monkeypatch.setattr("magnetar.broker.cluster.ownership.Ownership.measure_owned_s", lambda self, path: 2 * REST_S)
+    monkeypatch.setattr(
+        "magnetar.broker.cluster.ownership.Ownership.measure_owned_s", lambda self, path: 2 * MOVED_BUNDLE_REST_S
+    )
     async with cluster(folder, brokers=0) as running:
         found = Balanced(running)
         first = await found.add("first", namespace_bundles=16)
@@ -100,7 +102,7 @@ async def test_a_skewed_load_is_balanced_in_few_moves_and_no_client_sees_an_erro
 ) -> None:
     caplog.set_level("INFO", "magnetar.broker")
     async with balanced(tmp_path, monkeypatch) as found, AsyncPublisher(found) as published:
-        await found.checks(REPORTS_MIN + 3)
+        await found.checks(BELIEVED_REPORTS_MIN + 3)
         await load_all(found)
         loads = [len(each.topics) for each in found.brokers.values()]
         assert sum(loads) == TOPICS
@@ -193,7 +195,7 @@ async def test_the_leader_dies_while_its_moves_run_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with balanced(tmp_path, monkeypatch) as found:
-        await found.checks(REPORTS_MIN - 1, only=["third", "first", "second"])
+        await found.checks(BELIEVED_REPORTS_MIN - 1, only=["third", "first", "second"])
         assert found.leaders == ["third"]
         await found.checks(1, only=["third"], wait=False)
         assert len(found.moves) > 0 == len(found.brokers["second"].topics)
@@ -212,7 +214,7 @@ async def test_the_leader_dies_while_its_moves_run_and_the_next_one_goes_on(
         await found.checks(1)
         assert found.leaders == ["first", "third"], "the one that has died does not know of its end"
         found.brokers.pop("third")
-        await found.checks(REPORTS_MIN + 3)
+        await found.checks(BELIEVED_REPORTS_MIN + 3)
         await load_all(found)
         loads = [len(each.topics) for each in found.brokers.values()]
         assert max(loads) <= 0.7 * TOPICS, loads
@@ -225,7 +227,7 @@ async def test_of_two_leaders_the_owner_lets_one_move_a_bundle(tmp_path: Path, m
     monkeypatch.setattr(AutomaticBalancer, "_is_leader", leads)
     async with balanced(tmp_path, monkeypatch) as found:
         go_on = hold_moves(monkeypatch)
-        await found.checks(REPORTS_MIN, only=["second", "third"], wait=False)
+        await found.checks(BELIEVED_REPORTS_MIN, only=["second", "third"], wait=False)
         go_on.set()
         await found.moves.drain()
         states = [found.brokers[name].topic_manager.balancing for name in ("second", "third")]
@@ -249,7 +251,7 @@ async def test_a_broker_that_drains_or_does_not_answer_gets_nothing(
         monkeypatch.setattr(balancing, "call_operation_at_broker", call)
         await Administration(found.brokers["first"].topic_manager).drain_broker("second")
         await found.brokers["second"].topic_manager.apply_drain_order()
-        await found.checks(REPORTS_MIN + 3)
+        await found.checks(BELIEVED_REPORTS_MIN + 3)
         assert (found.leaders, found.moved) == (["first"], 0)
         await Administration(found.brokers["first"].topic_manager).undrain_broker("second")
         await found.brokers["second"].topic_manager.apply_drain_order()
@@ -276,7 +278,7 @@ async def test_a_broker_of_an_older_release_or_with_loads_that_lie_gets_and_give
             return await asked(world, endpoint, operation, **arguments)
 
         monkeypatch.setattr(balancing, "call_operation_at_broker", call)
-        await found.checks(REPORTS_MIN + 3)
+        await found.checks(BELIEVED_REPORTS_MIN + 3)
         assert (found.leaders, found.moved) == (["first"], 0)
         async with AdminClient(f"magnetar://{found.brokers['first'].endpoint}") as admin:
             assert [each.broker for each in (await admin.balance_status()).brokers] == ["first"]
@@ -286,7 +288,7 @@ async def test_a_leader_whose_process_was_stopped_asks_again_who_leads_before_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with balanced(tmp_path, monkeypatch) as found:
-        await found.checks(REPORTS_MIN - 1)
+        await found.checks(BELIEVED_REPORTS_MIN - 1)
         asked, store = balancing.call_operation_at_broker, found.running.sessions[1]
 
         async def stop(world: Any, endpoint: str, operation: Any, **arguments: Any) -> Any:
@@ -323,7 +325,7 @@ async def test_a_bundle_whose_namespace_is_deleted_or_whose_target_closes_meanwh
                 await admin.topic_stats(each)
             assert len(first.topics) == TOPICS + len(topics)
             go_on = hold_moves(monkeypatch)
-            await found.checks(REPORTS_MIN, only=["first"], wait=False)
+            await found.checks(BELIEVED_REPORTS_MIN, only=["first"], wait=False)
             moving = (await admin.balance_status()).moving
             assert {each.target for each in moving} >= {"second"}
             assert "public/going" in {each.namespace for each in moving}
@@ -345,7 +347,7 @@ async def test_the_source_drains_or_closes_while_its_bundles_move(
 ) -> None:
     async with balanced(tmp_path, monkeypatch) as found, AsyncPublisher(found, "second") as published:
         go_on = hold_moves(monkeypatch)
-        await found.checks(REPORTS_MIN, only=["second"], wait=False)
+        await found.checks(BELIEVED_REPORTS_MIN, only=["second"], wait=False)
         assert len(found.moves) > 0
         await Administration(found.brokers["second"].topic_manager).drain_broker("first")
         drain = asyncio.create_task(found.brokers["first"].topic_manager.apply_drain_order())
@@ -369,10 +371,10 @@ async def test_the_setting_turns_the_balance_off_and_on_while_brokers_run(
         async with AdminClient(f"magnetar://{first.endpoint}") as admin:
             await admin.change_setting(name="balance", value="off")
             assert first.topic_manager.balance == "off"
-            await found.checks(REPORTS_MIN + 2)
+            await found.checks(BELIEVED_REPORTS_MIN + 2)
             assert await admin.balance_status() == BalanceStatus(False, "first", 0, 0, (), ())
             await admin.remove_setting(name="balance")
-            await found.checks(REPORTS_MIN - 1)
+            await found.checks(BELIEVED_REPORTS_MIN - 1)
             assert found.moved == 0, "the averages have begun anew"
             await found.checks(1)
         assert found.moved > 0
@@ -382,7 +384,7 @@ async def test_any_broker_tells_what_the_leader_does(tmp_path: Path, monkeypatch
     async with balanced(tmp_path, monkeypatch) as found:
         manager = found.brokers["second"].topic_manager
         assert (await describe_balance(manager, here=False)).leader == ""
-        await found.checks(REPORTS_MIN - 1)
+        await found.checks(BELIEVED_REPORTS_MIN - 1)
         async with AdminClient(f"magnetar://{found.brokers['second'].endpoint}") as admin:
             told = await admin.balance_status()
             assert (told.is_on, told.leader, told.moves, told.failed) == (True, "first", 0, 0)
@@ -414,8 +416,8 @@ async def test_a_broker_is_as_busy_as_its_processor_its_link_or_its_memory(
         found = await balancing.measure_load(manager)
         assert found.score < 1
         assert [each.topics for each in found.bundles] == [1]
-        assert found.load == pytest.approx(balancing.TOPIC_LOAD)
-        assert found.window_s >= CHECK_S
+        assert found.load == pytest.approx(balancing.LOAD_PER_TOPIC)
+        assert found.window_s >= BALANCE_CHECK_INTERVAL_S
         manager.balancing.busy = 30.0
         assert (await balancing.measure_load(manager)).score == 30.0
         manager.state.bytes = 1 << 29

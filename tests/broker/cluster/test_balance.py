@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from magnetar.admin import AdminClient
-from magnetar.broker.cluster.bundles_core import BALANCED_SHARE, MOVES_MAX, BundleLoad, PlannedMove, plan_balance
+from magnetar.broker.cluster.bundles_core import (
+    BALANCED_LOAD_SHARE,
+    MOVES_PER_PLAN_MAX,
+    BundleLoad,
+    PlannedMove,
+    plan_balance,
+)
 from magnetar.broker.session import balancing, summaries
 from magnetar.broker.session.administration import Administration
-from magnetar.broker.session.balancing import balance_brokers, plan_for_group
+from magnetar.broker.session.balancing import balance_brokers, plan_balance_of_brokers
 from magnetar.proto.errors import NotAllowed, NotFound, NotOwner, Unavailable
 from tests.support.cluster import TestProducer, cluster
 
@@ -59,13 +65,13 @@ def test_each_plan_narrows_the_loads_and_moves_each_bundle_once() -> None:
         }
         before, moves = loads_after(brokers, bundles, []), plan_balance(brokers, bundles)
         after = loads_after(brokers, bundles, moves)
-        assert len({move.path for move in moves}) == len(moves) <= MOVES_MAX, seed
-        least = BALANCED_SHARE * sum(before.values()) / len(brokers)
+        assert len({move.path for move in moves}) == len(moves) <= MOVES_PER_PLAN_MAX, seed
+        least = BALANCED_LOAD_SHARE * sum(before.values()) / len(brokers)
         assert sum(each**2 for each in after.values()) <= sum(each**2 for each in before.values()) + 1e-6, seed
         smallest = min((each.load for found in bundles.values() for each in found), default=0.0)
         largest = max((each.load for found in bundles.values() for each in found), default=0.0)
         apart = max(after.values()) - min(after.values())
-        assert apart <= max(least, largest) + least + smallest or len(moves) == MOVES_MAX, (seed, after)
+        assert apart <= max(least, largest) + least + smallest or len(moves) == MOVES_PER_PLAN_MAX, (seed, after)
 
 
 async def test_a_bundle_moves_to_the_broker_that_is_named_and_its_clients_follow(tmp_path: Path) -> None:
@@ -133,10 +139,10 @@ async def test_a_move_from_a_broker_that_has_ended_meanwhile_is_not_told_as_done
 
         def plan(names: Any, bundles: Any) -> Any:
             planned.extend(names)
-            return plan_for_group(names, bundles)
+            return plan_balance_of_brokers(names, bundles)
 
         monkeypatch.setattr(manager, "list_brokers", list_those_left)
-        monkeypatch.setattr(balancing, "plan_for_group", plan)
+        monkeypatch.setattr(balancing, "plan_balance_of_brokers", plan)
         with pytest.raises(Unavailable, match="'first' has ended meanwhile"):
             await balance_brokers(manager, Administration(manager), dry_run=False)
 
@@ -146,9 +152,9 @@ async def test_nothing_moves_while_a_broker_does_not_say_what_it_owns(
 ) -> None:
     async with cluster(tmp_path, brokers=2, share_group="all") as running:
         first, second = running.brokers
-        monkeypatch.setattr(summaries, "OTHERS_S", 0.01)
-        monkeypatch.setattr(summaries, "AGAIN_S", 0.01)
-        monkeypatch.setattr(second.topic_manager, "sum_bundles", None)  # a defect there, and no answer
+        monkeypatch.setattr(summaries, "OTHER_BROKERS_WAIT_S", 0.01)
+        monkeypatch.setattr(summaries, "LATE_BROKERS_WAIT_S", 0.01)
+        monkeypatch.setattr(second.topic_manager, "sum_traffic_by_bundle", None)  # a defect there, and no answer
         async with AdminClient(f"magnetar://{first.endpoint}") as admin:
             assert (await admin.list_bundles()).silent == (second.topic_manager.name,)
             with pytest.raises(Unavailable, match="nothing is moved"):

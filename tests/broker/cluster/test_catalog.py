@@ -12,8 +12,8 @@ from magnetar.broker.cluster.ownership import Ownership
 from magnetar.metadata import paths
 from magnetar.metadata.records import BrokerRecord, CursorRecord, NamespaceRecord, encode_record
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import Operation
-from magnetar.metadata.tree_core import OPERATIONS_MAX
+from magnetar.metadata.store import CommitOperation
+from magnetar.metadata.tree_core import OPERATIONS_PER_COMMIT_MAX
 from magnetar.proto.errors import AlreadyExists, InvalidRequest, TopicNotFound, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.clock import SystemClock
@@ -33,7 +33,7 @@ class Stopping:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         self.left -= 1
         if self.left < 0:
             raise Unavailable("killed")
@@ -58,7 +58,7 @@ async def partitions_there(tree: SqliteStore) -> int:
     return len(await tree.new_session().children(paths.topics("public", "default")))
 
 
-@pytest.mark.parametrize("partitions", [1, 499, 500, 501, OPERATIONS_MAX, PARTITIONS_MAX])
+@pytest.mark.parametrize("partitions", [1, 499, 500, 501, OPERATIONS_PER_COMMIT_MAX, PARTITIONS_MAX])
 async def test_a_topic_has_as_many_partitions_as_are_documented(tree: SqliteStore, partitions: int) -> None:
     catalog = await catalog_of(tree.new_session())
     await catalog.create_topic(T, partitions)
@@ -121,7 +121,7 @@ async def test_two_that_add_partitions_at_once_meet_no_error_but_their_own(tree:
     await other.create_topic(T, 2)
 
     class Later(Stopping):
-        async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
             if growing:
                 await other.add_partitions(T, growing.pop())
             return await super().commit(operations)
@@ -148,7 +148,7 @@ async def test_a_broker_gives_thousands_of_bundles_back(tree: SqliteStore) -> No
         topic = TopicName.parse(f"persistent://public/default/{number}")
         await broker.find_owner(topic, policies)
         owned.add(broker.owner_record_path(topic, policies))
-    assert len(owned) > OPERATIONS_MAX
+    assert len(owned) > OPERATIONS_PER_COMMIT_MAX
     await broker.close()
     for path in owned:
         assert await tree.new_session().get(path) is None

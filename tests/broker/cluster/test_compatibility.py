@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.broker.cluster import schema_core as avro
-from magnetar.broker.cluster.schema_core import DEPTH_MAX, FIELDS_MAX, parse_avro_types, why_unreadable
+from magnetar.broker.cluster.schema_core import SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX, parse_avro_types, why_unreadable
 from magnetar.proto.errors import InvalidSchema
 from tests.support.steps import slowness
 
@@ -317,14 +317,14 @@ def test_what_is_no_avro_is_refused_with_its_place(schema: Any, why: str) -> Non
 
 def test_bombs_are_refused_by_their_size_depth_and_number() -> None:
     deep: Any = "int"
-    for _ in range(DEPTH_MAX + 1):
+    for _ in range(SCHEMA_DEPTH_MAX + 1):
         deep = {"type": "array", "items": deep}
     with pytest.raises(InvalidSchema, match="deeper"):
         parse_avro_types(deep)
     with pytest.raises(InvalidSchema, match="over 10000"):
-        parse_avro_types(record(*((f"f{number}", "int") for number in range(FIELDS_MAX + 1))))
+        parse_avro_types(record(*((f"f{number}", "int") for number in range(SCHEMA_FIELDS_MAX + 1))))
     with pytest.raises(InvalidSchema, match="and aliases"):
-        parse_avro_types(record(aliases=[f"A{number}" for number in range(FIELDS_MAX + 1)]))
+        parse_avro_types(record(aliases=[f"A{number}" for number in range(SCHEMA_FIELDS_MAX + 1)]))
     for text in (b"[" * 100_000, b'"\xff"', b'"\\ud800"', b"1e400"):
         with pytest.raises(InvalidSchema, match="no JSON"):
             avro.parse_json(text)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.metadata import paths
-from magnetar.metadata.store import ANY
+from magnetar.metadata.store import ANY_VERSION
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, MagnetarError, from_wire
 from magnetar.proto.states import TxnId
@@ -56,10 +56,10 @@ async def records_damaged(running: Cluster, *damaged: str) -> AsyncIterator[dict
         whole[path] = found.value
     bad = {each: value[:-3] + bytes([value[-3] ^ 1]) + value[-2:] for each, value in whole.items()}
     for path, value in bad.items():
-        await session.put(path, value, ANY)
+        await session.put(path, value, ANY_VERSION)
     yield bad
     for path, value in whole.items():
-        await session.put(path, value, ANY)
+        await session.put(path, value, ANY_VERSION)
     await session.close()
 
 

@@ -119,7 +119,7 @@ async def test_a_broker_without_a_name_is_back_when_one_without_a_name_is_at_its
         async with AdminClient(f"magnetar://{named.endpoint}") as admin:
             assert [each.name for each in (await admin.broker_summaries()).died] == [dead.topic_manager.name]
         await named.close()
-        monkeypatch.setattr(server, "MEMBERS_S", 0.05)
+        monkeypatch.setattr(server, "SERVER_LISTS_REFRESH_S", 0.05)
         again = await running.add_broker(listen=dead.endpoint)
         async with AdminClient(f"magnetar://{again.endpoint}") as admin:
             assert not (await admin.broker_summaries()).died
@@ -154,7 +154,7 @@ async def test_no_more_than_so_many_records_of_brokers_that_died_are_kept(backen
         path = paths.started_broker(f"b{number}")
         await asked.put(path, encode_record(StartedBrokerRecord(broker=f"b{number}", seen_ms=number), path))
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(ownership, "STARTED_MAX", most)
+        changed.setattr(ownership, "DEAD_BROKER_RECORDS_MAX", most)
         await members.update_last_seen_records(asked)
     assert _names(await members.read_lists(asked)) == ([], ["b2", "b3", "b4"]), "those that were seen last"
 
@@ -167,7 +167,7 @@ async def test_before_the_upgrade_is_finished_no_record_is_written(
         session = running.store.new_session()
         monkeypatch.setattr(records._Written, "format", 1)
         await running.add_broker(name="one")
-        assert await session.children(paths.STARTED) == []
+        assert await session.children(paths.STARTED_BROKERS) == []
         monkeypatch.setattr(records._Written, "format", records.CLUSTER_FORMAT)
         await running.add_broker(name="two")
-        assert await session.children(paths.STARTED) == ["two"]
+        assert await session.children(paths.STARTED_BROKERS) == ["two"]

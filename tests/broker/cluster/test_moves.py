@@ -19,13 +19,21 @@ from magnetar.broker.log import snapshot_ledger
 from magnetar.broker.node import topic_manager
 from magnetar.broker.server import Broker
 from magnetar.broker.topic import topic as topic_module
-from magnetar.broker.topic.topic import LAST_ACKS_S, Topic
+from magnetar.broker.topic.topic import LAST_ACKS_WAIT_S, Topic
 from magnetar.client.connect.attachment import Attachment
 from magnetar.metadata import paths
 from magnetar.metadata.records import BrokerRecord, OwnerRecord, encode_record
 from magnetar.metadata.store import get_record
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import SAYS_LAST, ConnectionLost, MagnetarError, NotAllowed, NotFound, NotOwner, Unavailable
+from magnetar.proto.errors import (
+    AWAITS_LAST_ACKS,
+    ConnectionLost,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    NotOwner,
+    Unavailable,
+)
 from magnetar.proto.names import TopicName
 from magnetar.proto.statistics import BrokerInfo
 from magnetar.runtime.network import Endpoint
@@ -124,7 +132,7 @@ async def test_what_arrives_while_a_topic_closes_is_answered_by_a_close_that_nam
 async def test_acknowledgements_on_their_way_while_a_topic_moves_count(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_module, "LAST_ACKS_S", 60.0)  # until the consumer says that it has no more
+    monkeypatch.setattr(topic_module, "LAST_ACKS_WAIT_S", 60.0)  # until the consumer says that it has no more
     first, second = await two(running)
     producer = await TestProducer(running.world, first, TOPIC).opened()
     await producer.send(b"1")
@@ -134,11 +142,11 @@ async def test_acknowledgements_on_their_way_while_a_topic_moves_count(
     draining = asyncio.create_task(first.topic_manager.drain_broker())
     with pytest.raises(NotOwner) as told:
         await consumer.next("never")
-    assert (told.value.fields["owner"], told.value.fields[SAYS_LAST]) == (str(second.endpoint), "yes")
+    assert (told.value.fields["owner"], told.value.fields[AWAITS_LAST_ACKS]) == (str(second.endpoint), "yes")
     consumer.items.clear()
     again = TestConsumer(running.world, second, TOPIC)
     consumer.frame(ack=ack_of(deliveries[0]))
-    await asyncio.sleep(LAST_ACKS_S / 4)
+    await asyncio.sleep(LAST_ACKS_WAIT_S / 4)
     consumer.frame(ack=ack_of(deliveries[1]))
     consumer.frame(close=1)
     assert await draining == 0
@@ -175,7 +183,7 @@ async def test_a_consumer_that_does_not_say_its_last_holds_a_move_up_for_a_momen
     real_wait = asyncio.wait
 
     async def wait(fs: Any, *, timeout: float | None = None, **options: Any) -> Any:
-        if timeout == LAST_ACKS_S:
+        if timeout == LAST_ACKS_WAIT_S:
             waits.append(timeout)
         return await real_wait(fs, timeout=timeout, **options)
 
@@ -184,7 +192,7 @@ async def test_a_consumer_that_does_not_say_its_last_holds_a_move_up_for_a_momen
     assert len(waits) == int(says_last)
     with pytest.raises(NotOwner) as told:
         await consumer.next("never")
-    assert (SAYS_LAST in told.value.fields) is says_last
+    assert (AWAITS_LAST_ACKS in told.value.fields) is says_last
     await consumer.quiet()
     assert [item.WhichOneof("kind") for item in consumer.items] == ["closed"], "it is told once"
 
@@ -192,7 +200,7 @@ async def test_a_consumer_that_does_not_say_its_last_holds_a_move_up_for_a_momen
 async def test_a_connection_that_breaks_ends_the_wait_for_its_last_acknowledgements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_module, "LAST_ACKS_S", 60.0)
+    monkeypatch.setattr(topic_module, "LAST_ACKS_WAIT_S", 60.0)
     async with cluster(tmp_path, brokers=0) as running:
         first, _ = await two(running)
         consumer = await TestConsumer(running.world, first, TOPIC, says_last=True).ready()
@@ -333,8 +341,8 @@ async def test_a_bundle_counts_until_its_topics_are_closed(monkeypatch: pytest.M
 async def test_a_drain_stops_where_it_is_when_its_order_is_removed(
     monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    monkeypatch.setattr(server, "ORDERS_LOOK_S", 0.05)
-    monkeypatch.setattr(topic_manager, "ORDER_LOOK_S", 0.0)
+    monkeypatch.setattr(server, "ORDERS_CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(topic_manager, "ORDER_CHECK_INTERVAL_S", 0.0)
     first = await running.add_broker(name="first", share_group="all")
     for number in range(30):
         await first.topic_manager.find_owner(TopicName.parse(f"persistent://public/default/n{number}"))
@@ -357,7 +365,7 @@ async def test_a_drain_stops_where_it_is_when_its_order_is_removed(
         async with asyncio.timeout(60):
             while ownership.me.draining:  # noqa: ASYNC110 - the loop that follows orders tells nobody
                 await asyncio.sleep(0.02)
-    assert len(ownership.owner_record_paths) == owned - topic_manager.MOVED_AT_ONCE
+    assert len(ownership.owner_record_paths) == owned - topic_manager.BUNDLES_MOVED_AT_ONCE
 
 
 async def test_the_last_broker_of_a_group_keeps_its_bundles_and_reads_the_brokers_once(
@@ -495,7 +503,7 @@ async def told_of(running: Cluster, asked: Broker, name: str, wanted: Callable[[
 async def test_an_order_to_drain_holds_over_a_restart_until_it_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "ORDERS_LOOK_S", 0.05)
+    monkeypatch.setattr(server, "ORDERS_CHECK_INTERVAL_S", 0.05)
     async with cluster(tmp_path, brokers=0) as running:
         first, second = await two(running)
         async with AdminClient(f"magnetar://{second.endpoint}") as admin:
@@ -537,7 +545,7 @@ async def test_a_drain_that_an_older_broker_would_never_end_is_refused_at_once(r
         async with AdminClient(f"magnetar://{second.endpoint}") as admin:
             with pytest.raises(NotAllowed, match=re.escape(text)):
                 await admin.drain_broker(name)
-            assert await older.children(paths.DRAINING) == []
+            assert await older.children(paths.DRAINING_BROKERS) == []
             if name == "older":
                 await admin.drain_broker("second")  # the first one takes what it has
                 await admin.undrain_broker("second")
@@ -551,7 +559,7 @@ async def test_a_drain_that_an_older_broker_would_never_end_is_refused_at_once(r
 async def test_a_broker_with_a_random_name_finds_its_order_again_by_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "ORDERS_LOOK_S", 0.05)
+    monkeypatch.setattr(server, "ORDERS_CHECK_INTERVAL_S", 0.05)
     async with cluster(tmp_path, brokers=0) as running:
         one = await running.add_broker(share_group="all")
         two = await running.add_broker(share_group="all")

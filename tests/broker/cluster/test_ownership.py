@@ -12,7 +12,7 @@ from magnetar.broker.cluster.ownership import Ownership
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLUSTER_FORMAT, BrokerRecord, ClusterRecord, NamespaceRecord
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import Operation, put_record
+from magnetar.metadata.store import CommitOperation, put_record
 from magnetar.proto.errors import NewerFormat
 from magnetar.proto.names import TopicName
 from magnetar.runtime.clock import SystemClock
@@ -49,7 +49,7 @@ class LateAnswers:
         await self.session.delete(path, *more)
         self.done.append("delete")
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         found: list[int] = await self.session.commit(operations)
         return found
 

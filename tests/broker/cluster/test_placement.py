@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from magnetar.broker.cluster.bundles_core import ASSIGNED_S, BrokerLoadReport, BundlePlacement
+from magnetar.broker.cluster.bundles_core import ASSIGNED_BUNDLE_COUNTS_S, BrokerLoadReport, BundlePlacement
 from magnetar.metadata.records import BrokerRecord
 
 
@@ -61,11 +61,11 @@ def test_the_least_busy_one_does_not_get_all_until_it_reports() -> None:
 def test_what_was_assigned_counts_until_the_broker_reports_or_for_a_while() -> None:
     placement = BundlePlacement(random.Random(1))
     assert place(placement, [broker("a"), broker("b", bundles=6)], 6) == {"a": 6}
-    later = ASSIGNED_S - 1
+    later = ASSIGNED_BUNDLE_COUNTS_S - 1
     assert place(placement, [broker("a"), broker("b", bundles=6)], 2, later) == {"a": 1, "b": 1}
     reported = [broker("a", bundles=6, report=1), broker("b", bundles=9)]
     assert place(placement, reported, 2, later) == {"a": 2}
-    assert place(placement, [broker("a"), broker("b", bundles=6)], 1, 3 * ASSIGNED_S) == {"a": 1}
+    assert place(placement, [broker("a"), broker("b", bundles=6)], 1, 3 * ASSIGNED_BUNDLE_COUNTS_S) == {"a": 1}
     assert len(placement._assigned) == 1, "what was assigned long ago is forgotten"
 
 

@@ -9,7 +9,7 @@ import pytest
 from magnetar.broker.cluster.schema_registry import SchemaPolicies, SchemaRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import DeleteNode, MetadataStore, Operation
+from magnetar.metadata.store import CommitOperation, DeleteNode, MetadataStore
 from magnetar.proto.errors import ConnectionLost, IncompatibleSchema, InvalidSchema, NotAllowed, SchemaNotFound
 from magnetar.proto.names import TopicName
 from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType
@@ -63,7 +63,9 @@ async def test_a_topic_and_its_namesake_that_is_not_persistent_have_schemas_of_t
     await put(registry, schema("x"), topic=volatile)
     await registry.delete_namespace_schemas(TOPIC.namespace_name)
     assert not [
-        each for each in await store.new_session().children(paths.schemas_of("acme", "shop")) if "orders" in each
+        each
+        for each in await store.new_session().children(paths.schemas_of_namespace("acme", "shop"))
+        if "orders" in each
     ]
 
 
@@ -94,9 +96,9 @@ async def test_what_does_not_go_with_the_newest_is_refused_and_not_stored(regist
     with pytest.raises(IncompatibleSchema, match="'magnetar schemas upload'"):
         await put(registry, schema("a", "c"), CLOSED)
     assert await registry.register_schema(TOPIC, schema("a", "c"), CLOSED, user="op", by_hand=True) == 1
-    assert await registry.why_refused(TOPIC, schema("b", default=False), Compatibility.FULL) is not None
-    assert await registry.why_refused(TOPIC, schema("a"), Compatibility.ALWAYS_INCOMPATIBLE) is not None
-    assert await registry.why_refused(TOPIC, schema("a", "c"), Compatibility.ALWAYS_INCOMPATIBLE) is None, (
+    assert await registry.why_schema_refused(TOPIC, schema("b", default=False), Compatibility.FULL) is not None
+    assert await registry.why_schema_refused(TOPIC, schema("a"), Compatibility.ALWAYS_INCOMPATIBLE) is not None
+    assert await registry.why_schema_refused(TOPIC, schema("a", "c"), Compatibility.ALWAYS_INCOMPATIBLE) is None, (
         "it is there"
     )
 
@@ -150,10 +152,10 @@ async def test_deleted_ones_count_for_nothing_and_still_decode_until_they_are_fo
     assert await put(registry, schema("z", default=False)) == 3
 
 
-def ending(session: MetadataStore) -> Callable[[Sequence[Operation]], Awaitable[None]]:
+def ending(session: MetadataStore) -> Callable[[Sequence[CommitOperation]], Awaitable[None]]:
     """The commit that ends a topic."""
 
-    async def commit(also: Sequence[Operation]) -> None:
+    async def commit(also: Sequence[CommitOperation]) -> None:
         await session.commit([DeleteNode("/a-topic"), *also])
 
     return commit
@@ -161,12 +163,12 @@ def ending(session: MetadataStore) -> Callable[[Sequence[Operation]], Awaitable[
 
 async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRegistry, store: SqliteStore) -> None:
     await put(registry, schema("a"))
-    await registry.commit_topic_deletion(
+    await registry.delete_schemas_with_topic(
         TopicName.parse("non-persistent://acme/shop/orders"), ending(store.new_session())
     )
     assert (await registry.get_schema(TOPIC)).version == 0, "the persistent topic has it too"
-    await registry.commit_topic_deletion(TOPIC, ending(store.new_session()))
-    await registry.commit_topic_deletion(TOPIC, ending(store.new_session()))
+    await registry.delete_schemas_with_topic(TOPIC, ending(store.new_session()))
+    await registry.delete_schemas_with_topic(TOPIC, ending(store.new_session()))
     session = store.new_session()
     assert await session.children(paths.schemas("acme", "shop", "orders")) == []
     assert await session.get(paths.schemas("acme", "shop", "orders")) is None
@@ -176,7 +178,7 @@ async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_
     here, there = (SchemaRegistry(make_system_world(number), store.new_session()) for number in range(2))
     await put(here, schema("a"))
     assert (await there.get_schema(TOPIC, 0)).info == schema("a")
-    await here.commit_topic_deletion(TOPIC, ending(store.new_session()))
+    await here.delete_schemas_with_topic(TOPIC, ending(store.new_session()))
     assert await put(here, schema("b")) == 0
     assert (await there.get_schema(TOPIC, 0)).info == schema("b")
 
@@ -186,7 +188,7 @@ async def test_a_version_that_is_registered_while_its_topic_ends_leaves_nothing(
     registry = SchemaRegistry(make_system_world(1), session)  # type: ignore[arg-type]
     await put(registry, schema("a"))
     session.first = put(SchemaRegistry(make_system_world(2), store.new_session()), schema("a", "b"))
-    await registry.commit_topic_deletion(TOPIC, ending(session))
+    await registry.delete_schemas_with_topic(TOPIC, ending(session))
     assert await store.new_session().children(paths.schemas("acme", "shop", "orders")) == []
 
 
@@ -194,8 +196,8 @@ async def test_a_namespace_takes_its_schemas_along(registry: SchemaRegistry, sto
     await put(registry, schema("a"), topic=TopicName.parse("non-persistent://acme/shop/a-b"))
     await put(registry, schema("a"), topic=TopicName.parse("acme/other/orders"))
     await registry.delete_namespace_schemas(TOPIC.namespace_name)
-    assert await store.new_session().children(paths.schemas_of("acme", "shop")) == []
-    assert await store.new_session().children(paths.schemas_of("acme", "other")) == ["orders"]
+    assert await store.new_session().children(paths.schemas_of_namespace("acme", "shop")) == []
+    assert await store.new_session().children(paths.schemas_of_namespace("acme", "other")) == ["orders"]
 
 
 class Late:
@@ -255,7 +257,7 @@ async def test_a_lost_answer_makes_no_second_version(store: SqliteStore, happens
 async def test_a_topic_has_a_bounded_number_of_versions(
     registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.broker.cluster.schema_registry.VERSIONS_MAX", 2)
+    monkeypatch.setattr("magnetar.broker.cluster.schema_registry.SCHEMA_VERSIONS_MAX", 2)
     for names in ("a", "b"):
         await put(registry, schema(names), ANY)
     with pytest.raises(NotAllowed, match="delete them with force"):
@@ -268,7 +270,7 @@ async def test_a_topic_has_a_bounded_number_of_versions(
 async def test_too_much_to_compare_or_to_list_is_refused(
     registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.broker.cluster.schema_registry.TOGETHER_BYTES_MAX", 200)
+    monkeypatch.setattr("magnetar.broker.cluster.schema_registry.COMPARED_BYTES_MAX", 200)
     every = SchemaPolicies(Compatibility.FULL_TRANSITIVE)
     for names in ("a", "ab", "abc"):
         await put(registry, schema(*names), ANY)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.catalog import Catalog
-from magnetar.broker.cluster.policy_cache import Told, TopicAdded, TopicRemoved, TopicsListed, TopicWatcher
+from magnetar.broker.cluster.policy_cache import TopicAdded, TopicListChange, TopicRemoved, TopicsListed, TopicWatcher
 from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.metadata.records import TopicRecord
 from magnetar.metadata.sqlite import SqliteStore
@@ -51,7 +51,7 @@ class Follower:
         self.task: asyncio.Task[None] | None = None
         self.news = asyncio.Event()
 
-    def take(self, told: Told) -> None:
+    def take(self, told: TopicListChange) -> None:
         if isinstance(told, TopicsListed):
             self.known = set(told.names)
         elif isinstance(told, TopicAdded):
@@ -63,7 +63,7 @@ class Follower:
 
     def follow(self) -> None:
         async def run() -> None:
-            async for told in self.feed.watch_namespace(SPACE, self.revision):
+            async for told in self.feed.watch_topics_of_namespace(SPACE, self.revision):
                 self.take(told)
 
         self.task = asyncio.create_task(run())
@@ -111,5 +111,7 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
 async def test_a_namespace_that_does_not_exist_is_told(made: tuple[SqliteStore, Catalog]) -> None:
     store, catalog = made
     with pytest.raises(NamespaceNotFound):
-        async for _ in TopicWatcher(store.new_session(), catalog).watch_namespace(NamespaceName("public", "none")):
+        async for _ in TopicWatcher(store.new_session(), catalog).watch_topics_of_namespace(
+            NamespaceName("public", "none")
+        ):
             pass

@@ -3,10 +3,15 @@
 import msgspec
 import pytest
 
-from magnetar.broker.common.config import NAMES, BrokerConfig, make_fully_set_policies, resolve_policies_in_force
+from magnetar.broker.common.config import (
+    APPLIED_POLICY_NAMES,
+    BrokerConfig,
+    make_policies_with_all_values,
+    resolve_policies_in_force,
+)
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.proto.policies import RETENTIONS, Policies, check_policies
+from magnetar.proto.policies import RETENTION_FIELD_PAIRS, Policies, check_policies
 from magnetar.runtime.config import load_config
 
 
@@ -33,12 +38,12 @@ def test_nobody_may_allow_larger_messages_than_the_broker() -> None:
 
 
 def test_every_field_is_shown_and_the_defaults_are_right_policies() -> None:
-    shown = make_fully_set_policies(AppliedPolicies())
-    assert None not in {getattr(shown, name) for name in NAMES}
+    shown = make_policies_with_all_values(AppliedPolicies())
+    assert None not in {getattr(shown, name) for name in APPLIED_POLICY_NAMES}
     assert check_policies(shown) == shown
 
 
-@pytest.mark.parametrize(("minutes", "mib"), RETENTIONS)
+@pytest.mark.parametrize(("minutes", "mib"), RETENTION_FIELD_PAIRS)
 def test_one_of_time_and_size_at_a_brokers_start_means_what_it_means_at_run_time(minutes: str, mib: str) -> None:
     def started(**given: int) -> tuple[int, int]:
         environment = {f"MAGNETAR_BROKER_{name.upper()}": str(value) for name, value in given.items()}

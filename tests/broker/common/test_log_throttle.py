@@ -2,7 +2,7 @@
 
 import asyncio
 
-from magnetar.broker.common.retry import AGAIN_S, LogThrottle
+from magnetar.broker.common.retry import SAME_REASON_LOG_INTERVAL_S, LogThrottle
 from magnetar.proto.errors import NotEnoughBookies, Unavailable
 from magnetar.runtime.sim.world import Simulation
 
@@ -24,4 +24,4 @@ def test_a_reason_is_said_when_it_is_new_and_once_in_a_while() -> None:
     simulation.run(tries())
     assert [reason for _, reason in said[:3]] == ["NotEnoughBookies", "Unavailable", "NotEnoughBookies"]
     assert len(said) == 5
-    assert said[3][0] - said[2][0] >= AGAIN_S - 0.2
+    assert said[3][0] - said[2][0] >= SAME_REASON_LOG_INTERVAL_S - 0.2

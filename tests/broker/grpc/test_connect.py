@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.broker.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
-from magnetar.broker.subscription.pump import PUMP_ENTRIES_MAX
+from magnetar.broker.subscription.pump import PUMPED_ENTRIES_MAX
 from magnetar.broker.topic.dedup_core import DedupCore
 from magnetar.ledger.sender import AddSender
 from magnetar.proto import wire_pb2 as wire
@@ -272,7 +272,10 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
     (connected,), memory = raw.running.brokers[0].topics[T].subscriptions["s"].consumers.values(), MemoryBudget(1000)
     outlet = connected.outlet._port
     raw.running.brokers[0].topic_manager.memory.answers = memory
-    outlet.queued_bytes, outlet.sent = connection.SHARE_BYTES + 1, deque([(1 << 40, connection.SHARE_BYTES + 1)])
+    outlet.queued_bytes, outlet.sent = (
+        connection.CROWDED_CONSUMER_BYTES_MAX + 1,
+        deque([(1 << 40, connection.CROWDED_CONSUMER_BYTES_MAX + 1)]),
+    )
     assert not outlet.deliver(())
     memory.held = 501
     assert outlet.deliver(())
@@ -297,7 +300,7 @@ async def test_the_first_half_of_many_frames_is_on_its_way_before_the_rest_is_ta
 ) -> None:
     await raw.producer(1)
     await raw.producer(2, T + "2")
-    monkeypatch.setattr(turns, "SLICE_S", 60.0)
+    monkeypatch.setattr(turns, "LOOP_SLICE_S", 60.0)
     taken, asked = 0, list[int]()
     take, flush = handlers.ProducerHandler.on_frame, AddSender._flush
 
@@ -353,7 +356,7 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
     raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is queued for one consumer is bounded by itself; the other one of the subscription gets the rest."""
-    monkeypatch.setattr(connection, "QUEUE_BYTES", 10_000)
+    monkeypatch.setattr(connection, "CONSUMER_UNSENT_BYTES_MAX", 10_000)
     await raw.producer(1)
     await raw.consumer(2, subscription="a")
     (topic,) = [raw.running.brokers[0].topics[T]]
@@ -366,7 +369,7 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
     async with asyncio.timeout(10):
         while topic.log.shape.end_index < 200 or not consumer.member.paused:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert 10_000 < handler.queued_bytes < 10_000 + PUMP_ENTRIES_MAX * 1200
+    assert 10_000 < handler.queued_bytes < 10_000 + PUMPED_ENTRIES_MAX * 1200
     assert len(topic.producers) == 1
     stream.connection.resume_writing()
     assert len(await raw.deliveries(2, 200)) == 200
@@ -375,7 +378,7 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
 
 async def test_a_client_that_does_not_read_is_not_read_either() -> None:
     class Unread:
-        queued_bytes, sent_bytes = connection.OUT_BYTES + 1, 0
+        queued_bytes, sent_bytes = connection.UNSENT_ANSWERS_BYTES_MAX + 1, 0
         gone = asyncio.Event()
 
         async def wait_sent(self, offset: int) -> None:
@@ -523,7 +526,7 @@ async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
 
 
 async def test_requests_under_way_are_bounded(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "REQUESTS_MAX", 10)
+    monkeypatch.setattr(handlers, "RUNNING_REQUESTS_MAX", 10)
     waiting: list[Callable[[MagnetarError | None], None]] = []
     monkeypatch.setattr(ConsumerSession, "call_when_durable", lambda session, tell: waiting.append(tell))
     await raw.consumer(1)
@@ -541,7 +544,7 @@ async def test_a_long_acknowledgement_goes_in_slices_and_later_frames_of_its_id_
     raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another id is served in between; its own frames keep their order."""
-    monkeypatch.setattr(turns, "SLICE_S", -1.0)  # each step ends a slice
+    monkeypatch.setattr(turns, "LOOP_SLICE_S", -1.0)  # each step ends a slice
     await raw.producer(1)
     for number in range(1000):
         raw.publish(1, number)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.broker.grpc.translate import ITEM_BYTES_MAX, encode_deliveries, encode_read_reply
+from magnetar.broker.grpc.translate import SHARED_ITEM_BYTES_MAX, encode_deliveries, encode_read_reply
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.subscription.core.dispatch import Delivery
 from magnetar.broker.subscription.core.policy import Member
@@ -40,7 +40,7 @@ def test_what_is_delivered_for_the_first_time_goes_together_and_in_order() -> No
     entries = [stored(7, entry_id) for entry_id in (0, 1, 300)] + [stored(8, 5), stored(8, 6), stored(8, 7, 5000)]
     deliveries = [Delivery(member, entry, 0, []) for entry in entries]
     deliveries.insert(5, Delivery(member, stored(8, 9), 2, []))
-    deliveries += [Delivery(member, stored(8, 10 + number, ITEM_BYTES_MAX // 2), 0, []) for number in range(4)]
+    deliveries += [Delivery(member, stored(8, 10 + number, SHARED_ITEM_BYTES_MAX // 2), 0, []) for number in range(4)]
     items = [wire.ServerFrame.FromString(b"".join(item)) for item in encode_deliveries(deliveries, b"\x08\x07")]
     several = [item.deliveries for item in items if item.HasField("deliveries")]
     assert [(each.ledger_id, list(each.entry_ids)) for each in several] == [

@@ -13,7 +13,9 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import list_rpc_names
 
 
-@pytest.mark.parametrize(("name", "parts"), [("Admin", admin.PARTS), ("Transactions", transactions.PARTS)])
+@pytest.mark.parametrize(
+    ("name", "parts"), [("Admin", admin.SERVICE_CLASSES), ("Transactions", transactions.SERVICE_CLASSES)]
+)
 def test_each_rpc_of_a_service_is_a_method_of_one_of_its_parts(name: str, parts: Sequence[type]) -> None:
     """Which nothing would notice before the first call of one that it has not."""
     wanted = {make_rpc_handler_name(method.name) for method in wire.DESCRIPTOR.services_by_name[name].methods}

@@ -14,7 +14,13 @@ from magnetar.broker.cluster.bundles_core import find_topic_bundle_number
 from magnetar.broker.grpc import admin as service
 from magnetar.broker.session.administration import Administration
 from magnetar.broker.topic.statistics import TopicStatistics, TrafficRates
-from magnetar.cli.admin.stats import COLUMNS, COUNTS, make_topic_record, make_topic_row, sum_topic_records
+from magnetar.cli.admin.stats import (
+    COUNT_FIELDS,
+    TOPIC_STATS_COLUMNS,
+    make_topic_record,
+    make_topic_row,
+    sum_topic_records,
+)
 from magnetar.client.admin import AdminClient
 from magnetar.client.admin.grpc_transport import GrpcTransport
 from magnetar.proto.errors import NamespaceNotFound, Unavailable
@@ -52,11 +58,11 @@ async def test_statistics_of_a_namespace_are_a_request_to_each_broker(
             assert len(owners) == (2 if group else 1), "a bundle is where its share is"
             single = [await admin.topic_stats(each.name) for each in found[:5]]
             assert [(each.name, each.owner) for each in single] == [(each.name, each.owner) for each in found[:5]]
-            monkeypatch.setattr(service, "PAGE_BYTES", 0)
+            monkeypatch.setattr(service, "STATS_PAGE_BYTES", 0)
             calls.clear()
             again = await admin.namespace_stats("public/default")
             assert [each.name for each in again] == [each.name for each in found]
-            assert len(calls) <= 3 + TOPICS // service.STATS_AT_ONCE + 1, "in pages"
+            assert len(calls) <= 3 + TOPICS // service.STATS_REQUESTS_AT_ONCE + 1, "in pages"
             with pytest.raises(NamespaceNotFound):
                 await admin.namespace_stats("public/nothing-there")
 
@@ -107,13 +113,13 @@ async def test_brief_statistics_are_those_that_the_whole_ones_have(
                 for each in found:
                     topics.setdefault(TopicName.parse(each.name).base.full, []).append(each)
                 rows = [row(topic, parts) for topic, parts in topics.items()]
-                sums = sum_topic_records("all", rows, COUNTS)
-                return [[each[name] for name in COLUMNS] for each in (*rows, sums)]
+                sums = sum_topic_records("all", rows, COUNT_FIELDS)
+                return [[each[name] for name in TOPIC_STATS_COLUMNS] for each in (*rows, sums)]
 
             asked.clear()
             whole = table(await admin.namespace_stats(namespace), partial(make_topic_record, None))
             requests = sorted(asked)
-            backlogs = {row[0].rpartition("/")[2]: row[COLUMNS.index("msgBacklog")] for row in whole[:-1]}
+            backlogs = {row[0].rpartition("/")[2]: row[TOPIC_STATS_COLUMNS.index("msgBacklog")] for row in whole[:-1]}
             assert {name: count for name, count in backlogs.items() if count} == {"t03": 5, "parts": 7}
             asked.clear()
             found = await admin.brief_namespace_stats(namespace)

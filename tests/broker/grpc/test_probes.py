@@ -10,13 +10,19 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from magnetar.cli.common.processes import Process, Processes
 from magnetar.proto import health_pb2, reflection_pb2
-from magnetar.runtime.network import HEALTH, REFLECTION, find_rpc
+from magnetar.runtime.network import HEALTH_SERVICE, REFLECTION_SERVICES, find_rpc
 from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
 
 Status = health_pb2.HealthCheckResponse
-SERVICES = ("magnetar.wire.Broker", "magnetar.wire.Admin", "magnetar.wire.Transactions", HEALTH, *REFLECTION)
+SERVICES = (
+    "magnetar.wire.Broker",
+    "magnetar.wire.Admin",
+    "magnetar.wire.Transactions",
+    HEALTH_SERVICE,
+    *REFLECTION_SERVICES,
+)
 
 
 def call(channel: grpc.Channel, kind: str, service: str, method: str) -> Any:
@@ -28,12 +34,12 @@ def call(channel: grpc.Channel, kind: str, service: str, method: str) -> Any:
 
 def check(channel: grpc.Channel, service: str = "") -> int:
     asked = health_pb2.HealthCheckRequest(service=service)
-    status: int = call(channel, "unary_unary", HEALTH, "Check")(asked, timeout=20).status
+    status: int = call(channel, "unary_unary", HEALTH_SERVICE, "Check")(asked, timeout=20).status
     return status
 
 
 def reflect(channel: grpc.Channel, *requests: Any, version: int = 0) -> list[Any]:
-    streaming = call(channel, "stream_stream", REFLECTION[version], "ServerReflectionInfo")
+    streaming = call(channel, "stream_stream", REFLECTION_SERVICES[version], "ServerReflectionInfo")
     return list(streaming(iter(requests), timeout=20))
 
 
@@ -61,7 +67,7 @@ def test_health_is_serving_for_the_server_and_each_service_of_it(channel: grpc.C
 def test_watch_tells_of_the_state_and_ends_with_its_caller_and_with_the_server(
     channel: grpc.Channel, server: Process
 ) -> None:
-    watch = call(channel, "unary_stream", HEALTH, "Watch")
+    watch = call(channel, "unary_stream", HEALTH_SERVICE, "Watch")
     states = watch(health_pb2.HealthCheckRequest())
     assert next(states).status == Status.SERVING
     states.cancel()
@@ -80,7 +86,7 @@ def test_reflection_lists_the_services_and_has_their_messages(channel: grpc.Chan
     answers = reflect(
         channel, asked(list_services="*"), asked(file_containing_symbol="magnetar.wire.Broker.Lookup"),
         asked(file_by_filename="magnetar/proto/health.proto"), asked(file_containing_symbol="no.such.Thing"),
-        asked(all_extension_numbers_of_type=HEALTH + "Check"), asked(), version=version,
+        asked(all_extension_numbers_of_type=HEALTH_SERVICE + "Check"), asked(), version=version,
     )  # fmt: skip
     assert [each.name for each in answers[0].list_services_response.service] == list(SERVICES)
     for answer, name in ((answers[1], "magnetar/proto/wire.proto"), (answers[2], "magnetar/proto/health.proto")):
@@ -110,7 +116,7 @@ def test_on_a_secured_server_a_stranger_may_check_and_nothing_else(started: Proc
     asked = reflection_pb2.ServerReflectionRequest(list_services="*")
     with grpc.secure_channel(where, tls) as stranger:
         assert [check(stranger) for _ in range(5)] == [Status.SERVING] * 5
-        watch = call(stranger, "unary_stream", HEALTH, "Watch")
+        watch = call(stranger, "unary_stream", HEALTH_SERVICE, "Watch")
         watching = lambda: next(watch(health_pb2.HealthCheckRequest(), timeout=20))
         for refused in (watching, lambda: reflect(stranger, asked)):
             with pytest.raises(grpc.RpcError) as raised:

@@ -188,7 +188,7 @@ async def test_after_a_crash_what_was_decided_is_settled_and_the_rest_aborted(
         await client.join(txn)
     assert await client.end(committed) is TxnState.COMMITTED
     assert await client.end(prepared, "PREPARE") is TxnState.PREPARED
-    await running.brokers[0].topic_manager.abandon_all(Unavailable("crash"))
+    await running.brokers[0].topic_manager.abandon_all_topics(Unavailable("crash"))
     settled.failing = 0
 
     other = Client(await running.add_broker(), running)
@@ -211,7 +211,7 @@ async def test_a_node_of_another_program_among_the_coordinators_does_not_keep_th
 ) -> None:
     await client.make_topic()
     txn = await client.begin()
-    await running.brokers[0].topic_manager.abandon_all(Unavailable("crash"))
+    await running.brokers[0].topic_manager.abandon_all_topics(Unavailable("crash"))
     other = Client(await running.add_broker(), running)
     await running.sessions[0].close()
     session = running.sessions[-1]

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.compaction import STEPS, CompactedLedger, Compaction, CompactionRun
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.compaction import COMPACTION_STEPS, CompactedLedger, Compaction, CompactionRun
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode_record, encode_record
-from magnetar.metadata.store import ANY, Operation, PutNode, VersionedValue
+from magnetar.metadata.store import ANY_VERSION, CommitOperation, PutNode, VersionedValue
 from magnetar.proto.entry import encode_broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
@@ -49,7 +49,7 @@ class FakeLog:
         self.state = None
         self.reader = Reader(entries)
         self.shape = LogShape()
-        self.shape.add(Span(LEDGER, 0, len(entries) - 1, len(entries), open=True))
+        self.shape.add(LedgerSpan(LEDGER, 0, len(entries) - 1, len(entries), open=True))
         self.list = ManagedLedgerRecord(session, NAME)  # type: ignore[arg-type]
 
     @property
@@ -183,7 +183,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     real_commit, deleted = session.commit, list[int]()
     real_delete = session.delete
 
-    async def commit(operations: Sequence[Operation]) -> list[int]:
+    async def commit(operations: Sequence[CommitOperation]) -> list[int]:
         (put,) = operations
         assert isinstance(put, PutNode)
         publishes = decode_record(put.value, TopicRecord, topic_path(NAME)).compacted != bench.record().compacted
@@ -197,7 +197,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     async def lost(path: str) -> VersionedValue | None:
         raise Unknown("no answer")
 
-    async def delete(what: str | int, expected: int = ANY) -> None:
+    async def delete(what: str | int, expected: int = ANY_VERSION) -> None:
         assert isinstance(what, int)
         deleted.append(what)
         await real_delete(what)
@@ -374,6 +374,11 @@ async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind(
 
 def test_the_steps_have_the_order_that_is_promised() -> None:
     run = CompactionRun
-    assert STEPS.index(run.name) < STEPS.index(run.copy) < STEPS.index(run.close) < STEPS.index(run.publish)
-    assert STEPS[-1] is run.delete
+    assert (
+        COMPACTION_STEPS.index(run.name)
+        < COMPACTION_STEPS.index(run.copy)
+        < COMPACTION_STEPS.index(run.close)
+        < COMPACTION_STEPS.index(run.publish)
+    )
+    assert COMPACTION_STEPS[-1] is run.delete
     assert issubclass(TopicFenced, MagnetarError)

@@ -12,22 +12,22 @@ from pyroaring import BitMap
 
 from magnetar.broker.log import key_index_core as under_test
 from magnetar.broker.log.key_index_core import (
-    HIDDEN,
-    OPAQUE,
+    HIDDEN_BLOCK,
+    OPAQUE_BLOCK,
     DamagedKeyIndex,
     KeyIndex,
     KeyIndexBuilder,
     decode_directory,
     decode_page,
     describe_entry,
-    find_block,
+    find_block_of_index,
 )
 from magnetar.broker.session.finding import SearchCriteria
 from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_entry
 from magnetar.proto.entry import EntryEncoding, decode_for_inspection, encode_broker_part, parse_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import CorruptEntry, NewerFormat
-from magnetar.proto.filters import Filter, Node, parse_filter
+from magnetar.proto.filters import Filter, FilterNode, parse_filter
 from magnetar.proto.names import REDRIVEN_TO
 from tests.proto.test_summary import expressions
 
@@ -40,7 +40,7 @@ def encode(
     batcher = Batcher(0, batching=batching)
     for message in messages:
         batcher.add_message(message, None)
-    batcher.close()
+    batcher.close_batches()
     (batch,) = batcher.ready
 
     def encrypt(metadata: MessageMetadata, payload: bytes) -> bytes:
@@ -65,10 +65,10 @@ class Built:
         self.index: KeyIndex = decode_directory(self.stored[-1], LEDGER)
         self.read: set[int] = set()
 
-    def find(self, expression: Node, *, hidden: bool = False) -> BitMap:
+    def find(self, expression: FilterNode, *, hidden: bool = False) -> BitMap:
         postings: dict[int, BitMap] = {}
         for value in self.index.list_hashes(expression):
-            pages = self.index.list_pages(value)
+            pages = self.index.list_pages_of_hash(value)
             self.read.update(pages)
             postings[value] = BitMap.union(BitMap(), *(decode_page(self.stored[at], [value])[value] for at in pages))
         return self.index.find_candidates(expression, postings, hidden=hidden)
@@ -77,9 +77,9 @@ class Built:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every entry is a block, and every few blocks are a segment of several pages."""
-    monkeypatch.setattr(under_test, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(under_test, "SEGMENT_POSTINGS", 5)
-    monkeypatch.setattr(under_test, "PAGE_POSTINGS", 1)
+    monkeypatch.setattr(under_test, "BLOCK_BYTES_MIN", 1)
+    monkeypatch.setattr(under_test, "POSTINGS_PER_SEGMENT_MAX", 5)
+    monkeypatch.setattr(under_test, "POSTINGS_PER_PAGE", 1)
 
 
 _texts = st.sampled_from(["", "x", "y", "1", "true", "\0", "é"])
@@ -159,7 +159,7 @@ def test_what_an_index_finds() -> None:
     ):  # fmt: skip
         assert set(built.find(parse_filter(where).root)) == wanted, where
     assert [built.index.blocks[at].first_index for at in (0, 49)] == [0, 49]
-    assert [find_block(built.index.blocks, at) for at in (0, 7, 49, 60)] == [0, 7, 49, 49]
+    assert [find_block_of_index(built.index.blocks, at) for at in (0, 7, 49, 60)] == [0, 7, 49, 49]
     keys_alone = Built(stored, with_properties=False)
     assert set(keys_alone.find(parse_filter("a = 'v7'").root)) == set(range(50))
     assert set(keys_alone.find(parse_filter("message.key = 'k7' AND a = 'v7'").root)) == {7, 17, 27, 37, 47}
@@ -170,7 +170,7 @@ def test_what_only_a_consumer_can_decrypt_is_hidden_and_what_does_not_parse_is_a
     message = OutgoingMessage(b"", {"a": "x"}, "k")
     entries = lay([([message, message], kind) for kind in ("batch", "encrypted", "broken")])
     built = Built(entries)
-    assert [each.flags for each in built.index.blocks] == [0, HIDDEN, OPAQUE]
+    assert [each.flags for each in built.index.blocks] == [0, HIDDEN_BLOCK, OPAQUE_BLOCK]
     assert [(each.first_index, each.end_index) for each in built.index.blocks] == [(0, 2), (2, 4), (4, 4)]
     assert set(built.find(parse_filter("a = 'x'").root)) == {0, 2}
     assert set(built.find(parse_filter("a = 'x'").root, hidden=True)) == {0, 1, 2}
@@ -178,7 +178,7 @@ def test_what_only_a_consumer_can_decrypt_is_hidden_and_what_does_not_parse_is_a
 
 
 def test_a_look_up_reads_one_page_of_each_segment_and_blocks_have_a_mebibyte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "SEGMENT_POSTINGS", 60_000)
+    monkeypatch.setattr(under_test, "POSTINGS_PER_SEGMENT_MAX", 60_000)
     rng = random.Random(3)
     entries = [
         encode([OutgoingMessage(rng.randbytes(200), {}, f"k{each * 500 + at}") for at in range(500)], each * 500 + 499)
@@ -186,16 +186,16 @@ def test_a_look_up_reads_one_page_of_each_segment_and_blocks_have_a_mebibyte(mon
     ]
     built = Built(entries)
     sizes = [each.bytes for each in built.index.blocks]
-    assert all(under_test.BLOCK_BYTES <= each < under_test.BLOCK_BYTES + len(entries[0]) for each in sizes[:-1])
+    assert all(under_test.BLOCK_BYTES_MIN <= each < under_test.BLOCK_BYTES_MIN + len(entries[0]) for each in sizes[:-1])
     assert sum(sizes) == sum(map(len, entries))
     in_vain = 0
     for number in range(0, 125_000, 397):
         built.read.clear()
         found = built.find(parse_filter(f"message.key = 'k{number}'").root)
-        assert find_block(built.index.blocks, number) in found
+        assert find_block_of_index(built.index.blocks, number) in found
         in_vain += len(found) - 1
         assert len(built.read) == len(built.index._segments) == 3
-        assert sum(len(built.stored[at]) for at in built.read) < 3 * 2 * 6 * under_test.PAGE_POSTINGS
+        assert sum(len(built.stored[at]) for at in built.read) < 3 * 2 * 6 * under_test.POSTINGS_PER_PAGE
     assert in_vain < 5
     assert sum(map(len, built.stored)) < 125_000 * 6.5
 
@@ -234,6 +234,6 @@ def test_a_message_that_went_back_for_one_subscription_is_read_by_it_whatever_it
     gone_back = OutgoingMessage(b"", {"a": "x", REDRIVEN_TO: "t/s"}, "k")
     others = OutgoingMessage(b"", {"a": "x"}, "k")
     built = Built([encode([each], index, batching=False) for index, each in enumerate((others, gone_back))])
-    assert [each.flags for each in built.index.blocks] == [0, HIDDEN]
+    assert [each.flags for each in built.index.blocks] == [0, HIDDEN_BLOCK]
     assert set(built.find(parse_filter("a = 'y'").root)) == set()
     assert set(built.find(parse_filter("a = 'y'").root, hidden=True)) == {1}

@@ -37,9 +37,9 @@ ON = Policies(key_index="keys+properties")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of some messages, and segments of some blocks."""
-    monkeypatch.setattr(key_index_core, "BLOCK_BYTES", 500)
-    monkeypatch.setattr(key_index_core, "SEGMENT_POSTINGS", 50)
-    monkeypatch.setattr(key_index_core, "PAGE_POSTINGS", 10)
+    monkeypatch.setattr(key_index_core, "BLOCK_BYTES_MIN", 500)
+    monkeypatch.setattr(key_index_core, "POSTINGS_PER_SEGMENT_MAX", 50)
+    monkeypatch.setattr(key_index_core, "POSTINGS_PER_PAGE", 10)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -68,7 +68,7 @@ class Scene:
         if policies is not None:
             await self.admin.set_topic_policies(NAME, policies)
             await until(lambda: self.topic.applied.key_index == policies.key_index)
-        topic.key_indexes.run_due(topic.applied)
+        topic.key_indexes.run_due_work(topic.applied)
         await topic.key_indexes.wait_built()
         return topic
 
@@ -238,7 +238,7 @@ async def test_a_crash_at_any_step_leaves_no_index_or_a_whole_one(
                     patch.setattr("magnetar.ledger.handle.LedgerWriter.close", hang)
                 case _:
                     patch.setattr(topic.log, "commit_fields", hang)
-            topic.key_indexes.run_due(topic.applied)
+            topic.key_indexes.run_due_work(topic.applied)
             await stopped.wait()
             topic.key_indexes.stop()
             await topic.key_indexes.close()
@@ -267,7 +267,7 @@ async def test_an_index_is_found_again_by_another_broker_and_after_a_change_of_o
         assert at.topic.log.record.key_indexes == before
         await at.send(*(f"l{each}" for each in range(60)))
         other = at.topic
-        other.key_indexes.run_due(other.applied)
+        other.key_indexes.run_due_work(other.applied)
         await until(lambda: other.key_indexes.building >= 0)
         await at.admin.unload_topic("t")
         assert await at.found(key="l7") == [67]
@@ -380,7 +380,7 @@ async def test_a_wider_policy_replaces_indexes_and_a_build_ends_where_it_is_swit
             return key_index_core.describe_entry(*args, **kwargs)
 
         monkeypatch.setattr(key_indexes, "describe_entry", switch_off)
-        topic.key_indexes.run_due(topic.applied)
+        topic.key_indexes.run_due_work(topic.applied)
         await topic.key_indexes.wait_built()
         assert topic.key_indexes.built == 6
         assert await at.ledgers() == ledgers
@@ -570,7 +570,7 @@ async def test_a_search_by_indexes_alone_ends_in_time_and_goes_on(
     async with scene(tmp_path) as at:
         await at.send(*(f"k{each}" for each in range(100)))
         await at.index()
-        monkeypatch.setattr(finding, "FIND_S", 0.0)
+        monkeypatch.setattr(finding, "SEARCH_S_MAX", 0.0)
         parts, before = 0, 0
         while True:
             part = await at.find(key="none", before_index=before)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.proto.names import EARLIEST, LATEST, Position
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 
@@ -56,14 +56,14 @@ def test_indexes_find_their_ledger() -> None:
 def test_what_breaks_the_shape_is_refused() -> None:
     shape = shape_of(1, 1)
     with pytest.raises(AssertionError, match="increase"):
-        shape.add(Span(5, 2))
+        shape.add(LedgerSpan(5, 2))
     with pytest.raises(AssertionError, match="only the last"):
-        shape.add(Span(50, 2))
+        shape.add(LedgerSpan(50, 2))
     with pytest.raises(AssertionError, match="never trimmed"):
         shape.remove(20)
     broken = LogShape()
-    broken.add(Span(1, 0, 0, 6))
-    broken.add(Span(2, 5, open=True))
+    broken.add(LedgerSpan(1, 0, 0, 6))
+    broken.add(LedgerSpan(2, 5, open=True))
     with pytest.raises(AssertionError, match="overlap"):
         broken.check()
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.log_shape_core import LOST_ENTRIES_TRIED_MAX, LogShape, Span, find_first_entry_by_bisection
+from magnetar.broker.log.log_shape_core import LOST_ENTRY_READS_MAX, LedgerSpan, LogShape, find_first_entry_by_bisection
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.proto.names import Position
@@ -57,7 +57,7 @@ class Log:
                         runs[-1] = (runs[-1][0], number)
                     else:
                         runs.append((number, number))
-            self.shape.add(Span(ledger_id, begin, len(states) - 1, index))
+            self.shape.add(LedgerSpan(ledger_id, begin, len(states) - 1, index))
         self.shape.set_skipped_lost_ranges(holes, 0)
         self._by_position = {each.position: each for each in self.entries}
         self.reader = TopicLogReader(cast("Any", self), self.shape, cast("Any", self))
@@ -184,4 +184,4 @@ async def test_a_search_looks_at_a_bounded_number_of_lost_entries() -> None:
 
     with pytest.raises(DataLost):
         await find_first_entry_by_bisection(1 << 20, entry_of, lambda entry: True)
-    assert len(looked) == LOST_ENTRIES_TRIED_MAX + 1
+    assert len(looked) == LOST_ENTRY_READS_MAX + 1

@@ -9,8 +9,8 @@ import pytest
 
 import magnetar
 from magnetar.bookie.store import identity
-from magnetar.broker.log.log_shape_core import Span
-from magnetar.broker.log.managed_ledger import LOST_INDEXES
+from magnetar.broker.log.log_shape_core import LedgerSpan
+from magnetar.broker.log.managed_ledger import INDEXES_SKIPPED_FOR_LOST
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
@@ -139,7 +139,7 @@ async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_
     assert {each.name: each.messages for each in found.subscriptions} == {"s": -1}, "nobody knows"
     for _ in range(2):
         (index,) = await _publish(running, 9)
-        assert index >= LOST_INDEXES == hole.end_index, "no index is given twice"
+        assert index >= INDEXES_SKIPPED_FOR_LOST == hole.end_index, "no index is given twice"
         await broker.topic_manager.unload_topic(NAME)
     consumer = await TestConsumer(world, broker, TOPIC).ready()
     assert await consumer.receive_payloads(2) == _of(9, 9)
@@ -254,7 +254,7 @@ async def test_who_looks_up_what_is_lost_is_told_the_range_and_after_it_was_pass
             assert await _read(client, 0, 7) == _of(*kept, 6)
 
 
-async def _first_lost(reader: TopicLogReader, span: Span) -> int:
+async def _first_lost(reader: TopicLogReader, span: LedgerSpan) -> int:
     for number in range(2):
         try:
             await reader.read_entry(Position(span.ledger_id, number))

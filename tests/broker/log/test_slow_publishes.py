@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.appender import LINES_MAX, LINES_S, SlowPublishLog, find_trace_id
+from magnetar.broker.log.appender import SLOW_ENTRY_LINES_MAX, SLOW_ENTRY_LINES_S, SlowPublishLog, find_trace_id
 from magnetar.client import aio
 from magnetar.proto.entry import encode_broker_part, encode_entry, encode_item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
@@ -125,15 +125,15 @@ def publishes(clock: Clock, *ages_s: float) -> Any:
 def test_lines_are_limited_and_those_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     slow = SlowPublishLog(clock, 0.5)  # type: ignore[arg-type]
-    for _ in range(LINES_MAX + 3):
+    for _ in range(SLOW_ENTRY_LINES_MAX + 3):
         slow.log_slow_publishes(
             TOPIC, None, publishes(clock, 2.0, 1.0, 0.1), clock.now, ledger_s=0.0, room_s=clock.now - 1
         )
     found = lines(caplog)
-    assert len(found) == LINES_MAX
+    assert len(found) == SLOW_ENTRY_LINES_MAX
     said = {(line.entries, line.confirmed_ms, line.room_ms, line.ledger_ms) for line in found}
     assert said == {(2, 2000, 1000, None)}
-    clock.now += LINES_S
+    clock.now += SLOW_ENTRY_LINES_S
     slow.log_slow_publishes(TOPIC, None, publishes(clock, 1.0), clock.now, ledger_s=0.0, room_s=0.0)
     assert lines(caplog)[-1].left_out == 3
     slow.log_slow_publishes(TOPIC, None, publishes(clock, 1.0), clock.now, ledger_s=0.0, room_s=0.0)

@@ -11,7 +11,7 @@ import pytest
 from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord, TopicFenced, topic_path
-from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, TopicStateLedgers
+from magnetar.broker.log.snapshot_ledger import ROLL_STEPS, SnapshotLedger, TopicStateLedgers
 from magnetar.broker.topic import dedup as stored
 from magnetar.broker.topic.dedup_core import DedupSnapshot, ProducerSequenceProgress
 from magnetar.ledger import LedgerReader
@@ -77,7 +77,7 @@ class Owner:
     def entries(self, number: int) -> list[bytes]:
         """A snapshot of two pieces."""
         self.ledger.sequence += 1
-        long = {"p" * (stored.PIECE_BYTES + 1): ProducerSequenceProgress(number)}
+        long = {"p" * (stored.SNAPSHOT_PIECE_BYTES_MAX + 1): ProducerSequenceProgress(number)}
         return stored.encode_snapshot(DedupSnapshot(Position(1, number), long), self.ledger.sequence)
 
     async def store(self, number: int, *, roll: bool = False) -> None:
@@ -106,7 +106,7 @@ def named(storage: Storage) -> int:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "PIECE_BYTES", 64)
+    monkeypatch.setattr(stored, "SNAPSHOT_PIECE_BYTES_MAX", 64)
 
 
 @pytest.mark.parametrize("roll", [False, True])
@@ -144,7 +144,7 @@ async def test_a_roll_goes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None
     ):  # fmt: skip
         _record(monkeypatch, of, method, step, steps)
     await owner.store(2, roll=True)
-    assert tuple(dict.fromkeys(steps)) == ROLL
+    assert tuple(dict.fromkeys(steps)) == ROLL_STEPS
 
 
 def _record(monkeypatch: pytest.MonkeyPatch, of: Any, method: str, step: str, steps: list[str]) -> None:

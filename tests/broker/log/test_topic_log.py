@@ -17,7 +17,7 @@ from magnetar.broker.log.appender import AGE_CHECK_INTERVAL_MS, Publish
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.managed_ledger import TopicFenced, topic_path
-from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog
+from magnetar.broker.log.topic_log import TAKE_OVER_STEPS, TopicLog
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.ledger.sender import PendingAppendWithFuture
 from magnetar.metadata import paths
@@ -147,7 +147,7 @@ def replaced(
     async def run(other: TopicLog) -> None:
         await (then() if other is log else step(other))
 
-    monkeypatch.setattr(topic_log, "TAKE_OVER", tuple(run if each is step else each for each in TAKE_OVER))
+    monkeypatch.setattr(topic_log, "TAKE_OVER_STEPS", tuple(run if each is step else each for each in TAKE_OVER_STEPS))
 
 
 async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
         monkeypatch.setattr(target, name, called)
 
     record(owner.log._managed_ledger.listed, "read_record", "read_ledger_list")
-    record(owner.ledgers, "recover_until_close", "recover_ledgers")
+    record(owner.ledgers, "recover_without_close", "recover_ledgers")
     record(owner.log._managed_ledger.listed, "change_record", "claim_ledger_list")
 
     async def serve() -> None:
@@ -178,7 +178,7 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
 
     replaced(monkeypatch, owner.log, TopicLog.serve, serve)
     await owner.log.open()
-    assert done == [step.__name__ for step in TAKE_OVER]
+    assert done == [step.__name__ for step in TAKE_OVER_STEPS]
 
 
 async def test_a_former_owner_is_fenced_and_confirms_nothing_more(bench: Bench) -> None:
@@ -362,7 +362,7 @@ async def test_whatever_answers_of_the_metadata_are_lost_a_take_over_ends_with_o
             assert (record.state, record.last_entry + 1) == (CLOSED, each.entries)
 
 
-@pytest.mark.parametrize("step", TAKE_OVER, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", TAKE_OVER_STEPS, ids=lambda step: step.__name__)
 async def test_a_crash_after_any_step_of_a_take_over_leaves_a_topic_that_opens(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
@@ -510,13 +510,13 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     writer = owner.log._appender.writer
     assert writer is not None
 
-    push = writer.push
+    push = writer.append_for_listener
 
     def unanswered(publish: Publish) -> None:
         push(PendingAppendWithFuture(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
         owner.log._appender.on_append_failed(writer)
 
-    monkeypatch.setattr(writer, "push", unanswered)
+    monkeypatch.setattr(writer, "append_for_listener", unanswered)
     owner.publish(2)
     await asyncio.sleep(0)
     monkeypatch.undo()
@@ -685,7 +685,7 @@ async def test_a_clock_that_jumped_ahead_and_back_makes_no_ledger_for_every_publ
 async def test_a_list_that_is_full_grows_only_when_a_ledger_fails(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.broker.log.managed_ledger.LEDGERS_MAX", 3)
+    monkeypatch.setattr("magnetar.broker.log.managed_ledger.LEDGERS_PER_TOPIC_MAX", 3)
     owner = await bench.owner(roll_entries=2)
     owner.publish(20)
     await owner.settled(20)

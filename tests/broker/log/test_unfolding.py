@@ -110,7 +110,7 @@ async def test_the_slots_are_the_same_however_they_are_found(kind: int, monkeypa
     here = StoredEntry.parse(Position(1, 0), part)
     assert here.compute_key_slots_if_quick()
     assert len(here.slots) > 250
-    monkeypatch.setattr(unfolding, "LONG_MESSAGES", 10)
+    monkeypatch.setattr(unfolding, "THREAD_UNFOLD_MESSAGES", 10)
     there = StoredEntry.parse(Position(1, 0), part)
     assert not there.compute_key_slots_if_quick()
     assert not there.has_key_slots

@@ -124,7 +124,7 @@ async def test_a_broker_that_lost_its_session_drops_its_topics_and_its_acks_chan
         assert store is not None
         store.cursor.ack(topic.log.shape.last_position)
         with pytest.raises(MagnetarError):
-            await store.make_durable_future()
+            await store.make_acks_durable_future()
         again = await TestConsumer(running.world, second, TOPIC).ready()
         assert (await again.receive()).entry_id == delivery.entry_id
         with pytest.raises(Unavailable):
@@ -140,8 +140,8 @@ async def test_a_broker_that_meets_a_fence_stops_the_topic_at_once_and_tells_its
         await producer.send(b"0")
         await consumer.receive_payloads(1)
         store = running.store.new_session()
-        (bundle,) = await store.children(f"{paths.OWNERS}/public/default")
-        await store.delete(f"{paths.OWNERS}/public/default/{bundle}")  # what the end of its session does
+        (bundle,) = await store.children(f"{paths.BUNDLE_OWNERS}/public/default")
+        await store.delete(f"{paths.BUNDLE_OWNERS}/public/default/{bundle}")  # what the end of its session does
         await store.close()
         assert (await look_up(running, second)).here
         other = await TestProducer(running.world, second, TOPIC, name="other").opened()
@@ -184,7 +184,7 @@ async def test_a_broker_that_can_have_another_session_serves_again(
             await resume(*args)
 
         monkeypatch.setattr(broker.topic_manager, "resume_ownership", failing)
-        monkeypatch.setattr("magnetar.broker.server.RENEW_RETRY_S", 0.05)
+        monkeypatch.setattr("magnetar.broker.server.SESSION_RETRY_S", 0.05)
         await sessions[0].close()
         async with asyncio.timeout(20):
             while len(sessions) < 3 or await running.store.new_session().get(paths.broker(broker.name)) is None:  # noqa: ASYNC110

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.subscription.consumer import Consumer
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
@@ -46,7 +46,7 @@ class Log:
 
     def __init__(self) -> None:
         self.shape = LogShape()
-        self.shape.add(Span(1, 0, ENTRIES - 1, ENTRIES, size=ENTRIES, open=True))
+        self.shape.add(LedgerSpan(1, 0, ENTRIES - 1, ENTRIES, size=ENTRIES, open=True))
         self.topic, self.state, self.reader = TopicName.parse("t"), TopicState.SERVING, self
         self.world = SimpleNamespace(clock=SystemClock())
         self._entries = [

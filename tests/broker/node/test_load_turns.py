@@ -63,7 +63,7 @@ async def test_who_gives_up_while_waiting_passes_the_turn_on() -> None:
 async def test_a_load_that_does_not_end_delays_no_other_and_a_failed_one_ends_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(load_turns, "TURN_S", 0.01)
+    monkeypatch.setattr(load_turns, "TURN_INTERVAL_S", 0.01)
     turns, never = TopicLoadQueue(1, SystemClock()), asyncio.Event()
 
     async def stuck() -> None:
@@ -84,7 +84,7 @@ async def test_where_loads_take_long_and_succeed_turns_are_longer_and_no_more_to
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A slow machine: turns that end too soon would make it slower still, until no load ends in time."""
-    monkeypatch.setattr(load_turns, "TURN_S", 0.01)
+    monkeypatch.setattr(load_turns, "TURN_INTERVAL_S", 0.01)
     turns, second = TopicLoadQueue(1, SystemClock()), asyncio.Event()
 
     async def load() -> None:
@@ -96,7 +96,7 @@ async def test_where_loads_take_long_and_succeed_turns_are_longer_and_no_more_to
         await second.wait()  # the turn of the first one is over before its load is
     await task
     before = turns.load_turn_timeout_s
-    assert 0.01 < before <= load_turns.TURN_S_MAX
+    assert 0.01 < before <= load_turns.TURN_INTERVAL_S_MAX
     with pytest.raises(ValueError, match="broken"):
         async with turns.make_load_turn("failed"):
             raise ValueError("broken")

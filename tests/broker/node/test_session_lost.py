@@ -178,7 +178,7 @@ async def test_while_no_process_of_the_metadata_runs_nothing_is_given_up_however
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else has a session then. From when there is one that does not answer, the grace counts."""
-    monkeypatch.setattr(server, "RENEW_RETRY_S", 0.02)
+    monkeypatch.setattr(server, "SESSION_RETRY_S", 0.02)
     async with one_that_renews(tmp_path, session_lost_grace_s=4.0) as (running, renewing):
         producer = await TestProducer(running.world, renewing.broker, TOPIC).opened()
         await producer.send(b"begins the ledger")

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.broker.log.cache import ENTRY_BYTES, StoredEntry, TailCache
+from magnetar.broker.log.cache import ENTRY_OVERHEAD_BYTES, StoredEntry, TailCache
 from magnetar.broker.node.load_turns import (
-    CLIENT_BYTES,
-    CONNECTION_BYTES,
+    CACHE_SHRINK_STEP_BYTES,
+    CLIENT_MEMORY_BYTES,
+    CONNECTION_MEMORY_BYTES,
     HOLES_BYTES_MIN,
-    STEP_BYTES,
-    SUBSCRIPTION_BYTES,
-    TOPIC_BYTES,
+    SUBSCRIPTION_MEMORY_BYTES,
+    TOPIC_MEMORY_BYTES,
     BrokerStateMemory,
     compute_cache_limits,
     compute_hole_memory_limit,
@@ -55,12 +55,12 @@ async def test_caches_lose_a_step_at_a_look_and_get_it_back(caplog: pytest.LogCa
     recent, memory = TailCache(CONFIG.catch_up_cache_bytes), CallerMemory()
     cache = TailCache(CONFIG.cache_bytes, recent)
     for number in range(60):
-        cache.add(StoredEntry(Position(1, number), (b"",), 1, number, MIB - ENTRY_BYTES, 0))
+        cache.add(StoredEntry(Position(1, number), (b"",), 1, number, MIB - ENTRY_OVERHEAD_BYTES, 0))
     state = BrokerStateMemory(CONFIG, SystemClock(), cache, memory)
-    memory.connections = 200 * MIB // CONNECTION_BYTES
+    memory.connections = 200 * MIB // CONNECTION_MEMORY_BYTES
     with caplog.at_level(logging.WARNING, "magnetar.broker"):
         await state.measure_topics(())
-        assert cache.bytes == 60 * MIB - STEP_BYTES
+        assert cache.bytes == 60 * MIB - CACHE_SHRINK_STEP_BYTES
         for _ in range(10):
             await state.measure_topics(())
     assert (cache.bytes, cache.bytes_max, recent.bytes_max) == (0, 0, 0)
@@ -85,7 +85,12 @@ async def test_topics_subscriptions_and_clients_are_counted_and_holes_past_the_s
         await state.measure_topics(broker.topics.values())
         connections = broker.topic_manager.memory.connections
         assert connections >= 1
-        own = connections * CONNECTION_BYTES + TOPIC_BYTES + SUBSCRIPTION_BYTES + 2 * CLIENT_BYTES
+        own = (
+            connections * CONNECTION_MEMORY_BYTES
+            + TOPIC_MEMORY_BYTES
+            + SUBSCRIPTION_MEMORY_BYTES
+            + 2 * CLIENT_MEMORY_BYTES
+        )
         assert own <= state.bytes < own + 1024
         for number in range(20):
             await producer.send(b"%d" % number)

@@ -17,8 +17,8 @@ from magnetar.broker.pulsar import consumer as consumer_module
 from magnetar.broker.pulsar import producer as producer_module
 from magnetar.broker.pulsar.consumer import PulsarConsumerHandler
 from magnetar.broker.pulsar.frames import encode_frame, parse_frame
-from magnetar.broker.pulsar.producer import PulsarProducerHandler, payload_bytes_max
-from magnetar.broker.session.producer import METADATA_BYTES, metadata_bytes_max
+from magnetar.broker.pulsar.producer import PulsarProducerHandler, compute_payload_bytes_max
+from magnetar.broker.session.producer import METADATA_BYTES_LIMIT, compute_metadata_bytes_max
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import encode_batch, encode_client_part, encode_plain_items, join_client_part
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
@@ -236,7 +236,7 @@ async def test_what_declares_to_unfold_to_more_than_a_message_may_have_is_refuse
     """Whatever it really has; a chunk declares the size of its whole message, which its readers count."""
     raw = await Raw.connected(world, endpoint, client_version=client)
     await raw.open_producer()
-    sizes = (1000, 1000 + METADATA_BYTES, 1001 + METADATA_BYTES, 60 << 20)
+    sizes = (1000, 1000 + METADATA_BYTES_LIMIT, 1001 + METADATA_BYTES_LIMIT, 60 << 20)
     for sequence_id, size in enumerate(sizes):
         head = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, compression=3)
         head.uncompressed_size = size
@@ -469,7 +469,7 @@ async def test_a_client_that_sends_pings_without_end_is_cut_and_another_is_not(
 ) -> None:
     commands = {"ping": pulsar.CommandPing(), "pong": pulsar.CommandPong()}
     flooding, other = [await Raw.connected(world, endpoint) for _ in range(2)]
-    for _ in range(connection_module.PINGS_MAX):
+    for _ in range(connection_module.PINGS_PER_CHECK_MAX):
         flooding.send(**{what: commands[what]})
     other.send(ping=pulsar.CommandPing())
     await other.next("pong")
@@ -675,7 +675,7 @@ def test_who_is_not_let_in_is_told_and_cut(given: dict[str, Any]) -> None:
 
 
 def test_a_connection_holds_a_bounded_number_of_ids_and_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "REQUESTS_MAX", 5)
+    monkeypatch.setattr(connection_module, "RUNNING_REQUESTS_MAX", 5)
 
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
@@ -690,11 +690,11 @@ def test_a_connection_holds_a_bounded_number_of_ids_and_requests(monkeypatch: py
     simulate(scenario, connection_ids=3)
 
 
-@pytest.mark.parametrize("requests_max", [5, connection_module.REQUESTS_MAX])
+@pytest.mark.parametrize("requests_max", [5, connection_module.RUNNING_REQUESTS_MAX])
 def test_what_is_asked_for_at_once_waits_and_is_not_refused(
     requests_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "REQUESTS_MAX", requests_max)
+    monkeypatch.setattr(connection_module, "RUNNING_REQUESTS_MAX", requests_max)
     many = 1100 if requests_max > 5 else 40
 
     async def scenario(world: World, endpoint: Endpoint) -> None:
@@ -725,7 +725,7 @@ def test_what_is_asked_for_at_once_waits_and_is_not_refused(
 
 
 def test_openings_that_wait_for_their_turn_do_not_stop_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(connection_module, "RUNNING_REQUESTS_MAX", 2)
 
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
@@ -747,7 +747,7 @@ def test_openings_that_wait_for_their_turn_do_not_stop_the_reading(monkeypatch: 
 
 
 def test_openings_and_closings_without_end_leave_a_bounded_number_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "REQUESTS_MAX", 5)
+    monkeypatch.setattr(connection_module, "RUNNING_REQUESTS_MAX", 5)
     start, most = connection_module.PulsarConnection.start_request, [0]
 
     def counted(self: connection_module.PulsarConnection, work: Any) -> Any:
@@ -792,7 +792,7 @@ async def test_a_payload_of_the_size_that_was_told_is_stored_with_its_metadata(
     await raw.open_producer()
     raw.publish(1, bytes(1000))
     assert (await raw.next("send_receipt", "send_error")).sequence_id == 1
-    raw.publish(2, bytes(1000 + METADATA_BYTES))
+    raw.publish(2, bytes(1000 + METADATA_BYTES_LIMIT))
     assert (await raw.next("send_receipt", "send_error")).error == pulsar.NotAllowedError
     await raw.subscribe()
     assert (await raw.next_with_rest("message"))[1].endswith(bytes(1000))
@@ -800,8 +800,11 @@ async def test_a_payload_of_the_size_that_was_told_is_stored_with_its_metadata(
 
 def test_near_the_bound_of_a_ledger_clients_are_told_less() -> None:
     config = BrokerConfig(max_message_bytes=MESSAGE_BYTES_LIMIT)
-    assert (metadata_bytes_max(config), payload_bytes_max(config)) == (0, MESSAGE_BYTES_LIMIT - METADATA_BYTES)
-    assert payload_bytes_max(BrokerConfig(max_message_bytes=1)) == 1
+    assert (compute_metadata_bytes_max(config), compute_payload_bytes_max(config)) == (
+        0,
+        MESSAGE_BYTES_LIMIT - METADATA_BYTES_LIMIT,
+    )
+    assert compute_payload_bytes_max(BrokerConfig(max_message_bytes=1)) == 1
 
 
 async def test_a_failover_consumer_is_told_whether_it_is_active_after_the_answer_to_its_subscribe(

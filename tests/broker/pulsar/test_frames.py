@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from magnetar.broker.pulsar import translate
 from magnetar.broker.pulsar.frames import (
-    CHUNK_BYTES,
-    SPARE_BYTES_MAX,
+    SHARED_BUFFER_BYTES,
+    SPARE_BUFFER_BYTES_MAX,
     PulsarFrameSplitter,
     SharedReceiveBuffer,
     encode_frame,
@@ -77,7 +77,7 @@ def test_frames_of_all_sizes_come_whole_and_hold_double_of_what_came_at_most(siz
             found.append(len(each) - 4)
             before = max(before, len(each))
         came = min(at + cut, len(stream)) - sum(8 + size for size in found)
-        assert frames.held_bytes <= max(2 * came, 2 * (before + 4), CHUNK_BYTES)
+        assert frames.held_bytes <= max(2 * came, 2 * (before + 4), SHARED_BUFFER_BYTES)
     assert found == sizes
     assert frames.held_bytes == 0
 
@@ -106,22 +106,22 @@ def test_one_buffer_is_read_into_by_all_connections_in_turn() -> None:
     assert not list(fed(two, stream[:10]))
     assert two.held_bytes >= len(stream), "the buffer of the other one, which is large enough"
     assert not list(fed(one, stream[:10]))
-    assert one.held_bytes <= CHUNK_BYTES, "that one is taken"
+    assert one.held_bytes <= SHARED_BUFFER_BYTES, "that one is taken"
     assert list(fed(two, stream[10:])) == list(fed(one, stream[10:])) == [stream[4:]]
 
 
 def test_a_very_large_buffer_does_not_stay() -> None:
     spare = SharedReceiveBuffer()
-    frames, size = PulsarFrameSplitter(8 << 20, spare), SPARE_BYTES_MAX + 1
+    frames, size = PulsarFrameSplitter(8 << 20, spare), SPARE_BUFFER_BYTES_MAX + 1
     assert len(list(fed(frames, struct.pack(">II", size, 1) + bytes(size - 4)))) == 1
     frames.get_free_buffer()
-    assert frames.held_bytes <= CHUNK_BYTES
+    assert frames.held_bytes <= SHARED_BUFFER_BYTES
 
 
 def test_a_frame_that_is_only_announced_takes_no_memory() -> None:
     frames = PulsarFrameSplitter(5 << 20)
     assert not list(fed(frames, struct.pack(">II", 5 << 20, 20)))
-    assert frames.held_bytes == CHUNK_BYTES
+    assert frames.held_bytes == SHARED_BUFFER_BYTES
 
 
 def test_a_command_that_does_not_parse_is_refused() -> None:

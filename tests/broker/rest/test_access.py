@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.rest.call import ROUTES
+from magnetar.broker.rest.call import REST_ROUTES
 from magnetar.broker.server import RestProtocol
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Caller, ListenerAccess, Principal, PrincipalKind
-from magnetar.runtime.logs import AUDIT
+from magnetar.runtime.logs import AUDIT_LOGGER
 from tests.broker.rest.http import ANY, V2, Http, T, serving
 
 NS = f"{V2}/namespaces/public/default"
@@ -70,7 +70,7 @@ async def guarded(folder: Path, guard: Names | None = None) -> AsyncIterator[tup
 def lines() -> Iterator[list[dict[str, str]]]:
     """Of the audit log, as they are written."""
     found: list[dict[str, str]] = []
-    handler, logger = logging.Handler(), logging.getLogger(AUDIT)
+    handler, logger = logging.Handler(), logging.getLogger(AUDIT_LOGGER)
     handler.emit = lambda record: found.append(json.loads(record.getMessage()))  # type: ignore[method-assign]
     level = logger.level
     logger.addHandler(handler)
@@ -86,7 +86,7 @@ async def test_a_caller_without_rights_is_told_nothing_and_changes_nothing(tmp_p
         of_cluster = ("", "/magnetar", *(f"/magnetar/{each}" for each in OF_CLUSTER))
         shown = {f"{V2}/{each}" for each in ("tenants", "brokers/version", *(f"clusters{each}" for each in of_cluster))}
         shown |= {f"{NS}/topics", *(f"{V2}/persistent/public/default{each}" for each in ("", "/partitioned"))}
-        for row in ROUTES:
+        for row in REST_ROUTES:
             path = row.path
             for name, value in NAMES.items():
                 path = path.replace(f"{{{name}}}", value)
@@ -120,7 +120,7 @@ async def test_a_stranger_is_told_the_same_of_what_exists_and_of_what_does_not(t
         kinds += [{**real, each: real[each].replace("real", "gone")} for each in places]
         bodies: list[object] = [1, {}, [], "x", True, ["produce"], {"ledgerId": 1, "entryId": 1}, {"type": "STRING"}]
         told = 0
-        for row in ROUTES:
+        for row in REST_ROUTES:
             for body in bodies if row.body else [None]:
                 answers = {}
                 for names in kinds:

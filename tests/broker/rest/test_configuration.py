@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.common.config import DYNAMIC, FIXED, NAMES
+from magnetar.broker.common.config import APPLIED_POLICY_NAMES, CHANGEABLE_POLICY_NAMES, UNCHANGEABLE_SETTINGS
 from magnetar.broker.server import Broker
 from magnetar.broker.session.inspection import (
-    CHANGING,
-    PULSAR,
-    SHOWN,
+    CHANGEABLE_NAMES,
+    PULSAR_SETTING_NAMES,
+    SHOWN_SETTING_NAMES,
     find_settings_to_remove,
     list_changed_settings,
     parse_setting_value,
@@ -67,9 +67,9 @@ async def test_a_setting_changes_at_every_broker_for_topics_that_are_loaded_and_
 
 
 def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> None:
-    assert set(DYNAMIC) | set(FIXED) == set(NAMES)
-    assert len(set(SHOWN)) == len(SHOWN) == len(CHANGING)
-    assert set(PULSAR) <= set(CHANGING)
+    assert set(CHANGEABLE_POLICY_NAMES) | set(UNCHANGEABLE_SETTINGS) == set(APPLIED_POLICY_NAMES)
+    assert len(set(SHOWN_SETTING_NAMES)) == len(SHOWN_SETTING_NAMES) == len(CHANGEABLE_NAMES)
+    assert set(PULSAR_SETTING_NAMES) <= set(CHANGEABLE_NAMES)
     values = {
         "auto_subscription_creation": False, "inactive_mode": "delete_when_no_subscriptions", "message_ttl_s": 5,
         "subscription_types": ("Shared", "Failover"), "dead_letter_backoff_s": (1.0, 60.5), "dead_letter_topic": "a,b",
@@ -77,9 +77,9 @@ def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> No
     }  # fmt: skip
     for name, value in values.items():
         texts = list_changed_settings(PoliciesRecord(policies=Policies(**{name: value})))  # type: ignore[arg-type]
-        assert list(texts) == [PULSAR.get(name, name)]
+        assert list(texts) == [PULSAR_SETTING_NAMES.get(name, name)]
         for spelt in (name, *texts):
-            assert parse_setting_value(spelt, texts[PULSAR.get(name, name)]) == {name: value}
+            assert parse_setting_value(spelt, texts[PULSAR_SETTING_NAMES.get(name, name)]) == {name: value}
     off = PoliciesRecord(policies=Policies(auto_subscription_creation=False), properties={"log_level": "debug"})
     assert list_changed_settings(off) == {"allowAutoSubscriptionCreation": "false", "log_level": "debug"}
 

@@ -134,7 +134,7 @@ async def test_who_sends_a_long_body_before_it_reads_is_told_that_it_is_too_long
 
 
 async def test_who_goes_on_sending_after_the_answer_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "LINGER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection_module, "LINGER_BYTES_MAX", 1 << 20)
     async with serving(tmp_path) as (http, _, _):
         reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
         writer.write(f"PUT {V2}/tenants/x HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n\r\n".encode())
@@ -162,7 +162,7 @@ async def test_a_target_in_absolute_form_is_its_path(http: Http) -> None:
 
 async def test_a_body_of_single_bytes_is_handled_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand chunks of a byte come in one read: others have their turn between any few of them."""
-    monkeypatch.setattr("magnetar.runtime.alarm.SLICE_S", 0.0)
+    monkeypatch.setattr("magnetar.runtime.alarm.LOOP_SLICE_S", 0.0)
     fed = list[int]()
     honest = connection_module._Connection._feed
 
@@ -181,8 +181,8 @@ async def test_a_body_of_single_bytes_is_handled_in_slices(tmp_path: Path, monke
             turns += 1
             await asyncio.sleep(0)
         assert begin.result().status == 400
-        assert max(fed) == connection_module.LINES_AT_ONCE
-        assert turns >= len(fed) > 20_000 // connection_module.LINES_AT_ONCE
+        assert max(fed) == connection_module.HEAD_LINES_PER_TURN
+        assert turns >= len(fed) > 20_000 // connection_module.HEAD_LINES_PER_TURN
 
 
 async def test_a_head_of_very_many_lines_ends_its_connection(http: Http) -> None:

@@ -13,7 +13,7 @@ from magnetar.broker.rest import subscriptions_routes as messages
 from magnetar.broker.rest.stats import RateMeters
 from magnetar.broker.server import Broker
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import PROPERTIES_LONG, encode_entry, join_client_part
+from magnetar.proto.entry import MANY_PROPERTIES, encode_entry, join_client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.pulsar_json import merge_records
 from magnetar.runtime.network import Endpoint
@@ -230,7 +230,7 @@ async def test_a_message_with_a_long_key_is_shown_and_what_has_no_room_is_named(
 
 def test_more_properties_than_are_read_are_named_as_left_out() -> None:
     metadata = MessageMetadata(producer_name="p", publish_time=1)
-    for number in range(PROPERTIES_LONG + 1):
+    for number in range(MANY_PROPERTIES + 1):
         metadata.properties.add(key=str(number), value="")
     headers = dict(messages._encoded(messages._headers(metadata)))
     assert headers[b"X-Magnetar-Left-Out"] == b"X-Pulsar-PROPERTY"

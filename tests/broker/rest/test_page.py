@@ -172,7 +172,7 @@ async def test_each_answer_has_the_headers_of_the_walls(http: Http) -> None:
     )  # fmt: skip
     for path in paths:
         found = await http.ask("GET", path)
-        for name, value in application.HEADERS.items():
+        for name, value in application.SECURITY_HEADERS.items():
             assert found.headers[name.lower()] == value, path
     assert (await http.ask("GET", "/ui/static/..%2fwalls.py")).status == 404
     assert (await http.ask("DELETE", "/ui")).status == 405
@@ -306,8 +306,8 @@ async def test_a_backlog_is_changed_only_after_a_preview(tmp_path: Path) -> None
 async def test_a_live_view_sends_what_changed_and_ends_with_its_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "LIVE_S", 0.05)
-    monkeypatch.setattr(application, "STREAMS_MAX", 1)
+    monkeypatch.setattr(application, "LIVE_REFRESH_S", 0.05)
+    monkeypatch.setattr(application, "LIVE_STREAMS_MAX", 1)
     async with serving(tmp_path) as (http, _, _), asyncio.timeout(20):
         reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
         writer.write(f"GET /ui/topics?live=1 HTTP/1.1\r\nHost: {http.endpoint}\r\n\r\n".encode())
@@ -331,7 +331,7 @@ async def test_live_views_that_are_asked_for_in_one_moment_are_bounded(tmp_path:
     async with serving(tmp_path) as (http, _, _), asyncio.timeout(30):
         await http.ask("GET", "/ui")
         where = http.endpoint.host, http.endpoint.port
-        pairs = [await asyncio.open_connection(*where) for _ in range(application.STREAMS_MAX + 20)]
+        pairs = [await asyncio.open_connection(*where) for _ in range(application.LIVE_STREAMS_MAX + 20)]
         for _, writer in pairs:
             writer.write(f"GET /ui?live=1 HTTP/1.1\r\nHost: {http.endpoint}\r\n\r\n".encode())
         live = 0
@@ -339,13 +339,13 @@ async def test_live_views_that_are_asked_for_in_one_moment_are_bounded(tmp_path:
             head = await reader.readuntil(b"\r\n\r\n")
             live += head.startswith(b"HTTP/1.1 200") and b"retry" in await reader.read(100)
             writer.close()
-        assert live == application.STREAMS_MAX
+        assert live == application.LIVE_STREAMS_MAX
 
 
 async def test_a_live_view_has_the_rights_of_who_the_caller_is_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "LIVE_S", 0.05)
+    monkeypatch.setattr(application, "LIVE_REFRESH_S", 0.05)
     async with guarded(tmp_path, AnonymousNames()) as (http, free), asyncio.timeout(30):
         cookie, token = token_of(await http.ask("GET", "/ui/login"))
         done = await post(http, "/ui/login", {"form": token, "token": "root"}, Cookie=cookie)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from magnetar.asyncio import Client
-from magnetar.broker.rest.page.messages import TAIL_MAX
+from magnetar.broker.rest.page.messages import TAIL_MESSAGES_MAX
 from tests.broker.rest.http import V2, T, serving
 from tests.broker.rest.test_access import guarded
 from tests.broker.rest.test_page import HOSTILE, STILL, TOPIC, VIEWS
@@ -197,5 +197,5 @@ async def test_a_tail_that_stays_open_follows_and_does_not_grow(tmp_path: Path, 
                 await asyncio.gather(*sent)
                 await page.get_by_text(f"{HOSTILE[0]} {number}").first.wait_for()
                 await page.get_by_role("row", name=f" {100 * number + 99} ").wait_for()
-                assert await page.locator("tbody tr").count() == TAIL_MAX
+                assert await page.locator("tbody tr").count() == TAIL_MESSAGES_MAX
             assert await page.locator("img").count() == 0

@@ -78,7 +78,7 @@ async def test_messages_are_searched_by_key_property_text_and_time_the_newest_fi
         assert indexes(await searched(http, text="order 29", since="2020-01-01T00:00"))[-1] == 29
         assert indexes(await searched(http, text="order 29", since="2120-01-01T00:00")) == []
         first = await searched(http, until="2120-01-01T00:00")
-        assert indexes(first) == [*range(299, 299 - messages.FOUND_MAX, -1)]
+        assert indexes(first) == [*range(299, 299 - messages.FOUND_MESSAGES_MAX, -1)]
         found, before = indexes(first), first["progress"]["before"]
         while before:
             page = await searched(http, until="2120-01-01T00:00", before=str(before))
@@ -96,7 +96,7 @@ async def test_a_search_is_bounded_and_goes_on_by_its_link(tmp_path: Path, monke
         ):  # fmt: skip
             with monkeypatch.context() as bounds:
                 bounds.setattr(finding, name, value)
-                bounds.setattr(finding, "WINDOW_MESSAGES", 5)
+                bounds.setattr(finding, "WINDOW_MESSAGES_MAX", 5)
                 path, pages = f"{MESSAGES}?key=0&as=text", 0
                 while True:
                     page = (await http.ask("GET", path)).body.decode()
@@ -108,7 +108,7 @@ async def test_a_search_is_bounded_and_goes_on_by_its_link(tmp_path: Path, monke
                 assert pages > 2, name
                 assert "1 found" in page
                 assert "That is all of them." in page
-        monkeypatch.setattr(finding, "WINDOW_BYTES", 1 << 15)
+        monkeypatch.setattr(finding, "WINDOW_BYTES_MAX", 1 << 15)
         assert (await searched(http, key="0"))["progress"]["messages"] == 60, "windows of large messages are smaller"
 
 
@@ -120,13 +120,13 @@ async def test_what_cannot_be_searched_is_counted(tmp_path: Path, monkeypatch: p
         producer = await client.create_producer("t", batching_enabled=True)
         await asyncio.gather(*(producer.send(b"needle") for _ in range(5)))
         assert len((await searched(http, text="needle"))["messages"]) == 5
-        monkeypatch.setattr(finding, "MESSAGES_MAX", 0)
+        monkeypatch.setattr(finding, "ENTRY_MESSAGES_MAX", 0)
         assert (await searched(http, key="none"))["progress"]["unread"] >= 7
 
 
 async def test_few_searches_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with topic_with_client(tmp_path) as (http, _):
-        monkeypatch.setattr(finding, "FINDS_MAX", 0)
+        monkeypatch.setattr(finding, "SEARCHES_AT_ONCE_MAX", 0)
         assert (await http.ask("GET", f"{MESSAGES}?key=0")).status == 429
         assert (await http.ask("GET", MESSAGES)).status == 200
 
@@ -146,7 +146,7 @@ async def test_wrong_searches_are_refused(tmp_path: Path) -> None:
 async def test_hostile_searches_and_what_they_find_are_text(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "FOUND_MAX", 1)
+    monkeypatch.setattr(messages, "FOUND_MESSAGES_MAX", 1)
     async with topic_with_client(tmp_path) as (http, client):
         producer = await client.create_producer("t", batching_enabled=False)
         name = text.partition("=")[0]
@@ -205,7 +205,7 @@ async def test_a_search_counts_what_entries_unfold_to(tmp_path: Path) -> None:
         for _ in range(20):
             await producer.send(bytes(4 << 20))
         progress = (await searched(http, text="nothing"))["progress"]
-        assert progress["bytes"] > finding.FIND_BYTES
+        assert progress["bytes"] > finding.SEARCHED_BYTES_MAX
         assert progress["before"] > 0, "it goes on from there"
         found = (await searched(http, text="\0"))["messages"]
         assert [each["size"] for each in found][:2] == [4 << 20, 4 << 20]
@@ -215,7 +215,7 @@ async def test_a_search_counts_what_entries_unfold_to(tmp_path: Path) -> None:
 async def test_a_message_is_published_again_as_what_it_was_and_once_for_a_preview(
     tmp_path: Path, batching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan_resend, publish_again, published = application.plan_resend, application.publish_again, list[object]()
+    plan_resend, publish_again, published = application.plan_resend, application.resend_message, list[object]()
 
     async def publish(*arguments: Any) -> Any:
         published.append(arguments)
@@ -238,7 +238,7 @@ async def test_a_message_is_published_again_as_what_it_was_and_once_for_a_previe
         assert b"It becomes the newest of its key" in preview.body
         assert len((await searched(http, key="k"))["messages"]) == 1, "a preview publishes nothing"
         monkeypatch.setattr(application, "plan_resend", slow)
-        monkeypatch.setattr(application, "publish_again", publish)
+        monkeypatch.setattr(application, "resend_message", publish)
         twice = Http(f"http://{http.endpoint}")
         done = [*await asyncio.gather(*(confirmed(each, MESSAGES, form) for each in (http, twice)))]
         await twice.close()
@@ -388,19 +388,19 @@ async def test_the_tail_has_the_newest_messages_within_its_bounds(
         producer = await client.create_producer("t", batching_max_publish_delay_ms=20)
         await asyncio.gather(*(producer.send(b"x" * 1000) for _ in range(120)))
         found = await http.get(f"{TAIL}?format=json")
-        assert indexes(found) == [*range(119, 119 - messages.TAIL_MAX, -1)]
+        assert indexes(found) == [*range(119, 119 - messages.TAIL_MESSAGES_MAX, -1)]
         assert found["end_index"] == 120
-        assert sum(len(each["payload"]) for each in found["messages"]) <= messages.TAIL_PAYLOADS
-        monkeypatch.setattr(messages, "TAIL_BYTES", 10_000)
+        assert sum(len(each["payload"]) for each in found["messages"]) <= messages.TAIL_PAYLOAD_BYTES_MAX
+        monkeypatch.setattr(messages, "TAIL_READ_BYTES_MAX", 10_000)
         assert 1 <= len(indexes(await http.get(f"{TAIL}?format=json"))) <= 10, "fewer where they are large"
-        monkeypatch.setattr(messages, "TAIL_BYTES", 1)
+        monkeypatch.setattr(messages, "TAIL_READ_BYTES_MAX", 1)
         assert indexes(await http.get(f"{TAIL}?format=json")) == [119]
 
 
 async def test_the_tail_follows_while_it_is_open_and_costs_the_same_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "LIVE_S", 0.02)
+    monkeypatch.setattr(application, "LIVE_REFRESH_S", 0.02)
     reads = list[int]()
     read = finding._search_window
 
@@ -417,13 +417,13 @@ async def test_the_tail_follows_while_it_is_open_and_costs_the_same_each_time(
         writer.write(f"GET {TAIL}?live=1 HTTP/1.1\r\nHost: {http.endpoint}\r\n\r\n".encode())
         longest = 0
         for number in range(5):
-            await asyncio.gather(*(producer.send(b"round %d" % number) for _ in range(messages.TAIL_MAX)))
+            await asyncio.gather(*(producer.send(b"round %d" % number) for _ in range(messages.TAIL_MESSAGES_MAX)))
             while f"round {number}" not in (html := (await _event(reader))["html"]):
                 pass
-            assert html.count("<pre") <= messages.TAIL_MAX
+            assert html.count("<pre") <= messages.TAIL_MESSAGES_MAX
             longest = max(longest, len(html))
         assert longest < 64_000
-        assert max(reads) <= messages.TAIL_MAX
+        assert max(reads) <= messages.TAIL_MESSAGES_MAX
         writer.close()
         await writer.wait_closed()
         while await _live_status(http) == 503:
@@ -446,7 +446,7 @@ async def test_a_hostile_tail_is_text(tmp_path: Path, text: str) -> None:
 async def test_the_tail_is_of_who_may_consume_and_ends_when_that_is_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "LIVE_S", 0.02)
+    monkeypatch.setattr(application, "LIVE_REFRESH_S", 0.02)
     async with guarded(tmp_path) as (http, free), asyncio.timeout(60):
         await free.done("PUT", T)
         assert (await http.ask("POST", f"{NS}/permissions/alice", ["produce"], **SUPER)).status == 204

@@ -13,7 +13,7 @@ from magnetar.broker.rest.page import messages, topic_views
 from magnetar.broker.session import finding
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, DepartingRecord, UnderReplicatedRecord
-from magnetar.metadata.store import ABSENT, put_record
+from magnetar.metadata.store import NODE_ABSENT, put_record
 from tests.broker.rest.http import V2, Http, T, serving
 from tests.broker.rest.test_access import ALICE, NS, SUPER, guarded, lines
 from tests.broker.rest.test_page import FORM, HOSTILE, TOPIC, Elements, assert_is_harmless, token_of
@@ -34,7 +34,7 @@ async def test_ledgers_show_their_copies_and_what_keeps_them(tmp_path: Path) -> 
         assert first["kept"]["sentence"] in Elements(await http.ask("GET", f"{TOPIC}/ledgers")).texts
         id_ = first["copies"]["ledger_id"]
         mark = UnderReplicatedRecord(ledger_id=id_, bookies={"<b>gone": "lost"}, retry_ms=1 << 50)
-        await put_record(broker.topic_manager.metadata, paths.under_replicated(id_), mark, ABSENT)
+        await put_record(broker.topic_manager.metadata, paths.under_replicated(id_), mark, NODE_ABSENT)
         page = await http.ask("GET", f"{TOPIC}/ledgers")
         assert "○ <code>&lt;b&gt;gone</code> lost" in page.body.decode()
         assert_is_harmless(page)
@@ -90,8 +90,8 @@ async def test_a_message_of_a_batch_has_its_index_and_what_is_large_is_cut_or_re
         assert only["messages"][-1]["payload"] == "b" * 100
         whole = (await http.get(f"{MESSAGES}?id={ids[0].ledger_id()}:{ids[0].entry_id()}&format=json"))["messages"][0]
         assert (whole["size"], whole["cut"]) == (1_000_000, True)
-        assert len(whole["payload"]) <= messages.PAYLOADS_BYTES
-        monkeypatch.setattr(finding, "MESSAGES_MAX", 0)
+        assert len(whole["payload"]) <= messages.SHOWN_PAYLOAD_BYTES_MAX
+        monkeypatch.setattr(finding, "ENTRY_MESSAGES_MAX", 0)
         assert (await http.ask("GET", f"{MESSAGES}?id={at}")).status == 413
 
 
@@ -209,7 +209,7 @@ async def test_a_bookie_that_departs_is_no_alarm_and_one_that_is_read_only_by_it
     async with serving(tmp_path) as (http, broker, _):
         store, name = broker.topic_manager.metadata, "ffffffff-0000-4000-8000-000000000000"
         leaving = BookieRecord(bookie=name, endpoint="127.0.0.1:1", read_only=True, free_bytes=72, total_bytes=100)
-        await put_record(store, paths.bookie(name), leaving, ABSENT)
+        await put_record(store, paths.bookie(name), leaving, NODE_ABSENT)
 
         async def alarms() -> list[str]:
             found = (await http.get("/ui?format=json"))["alarms"]
@@ -217,7 +217,7 @@ async def test_a_bookie_that_departs_is_no_alarm_and_one_that_is_read_only_by_it
 
         (text,) = await alarms()
         assert text == "Bookie ffffffff is read-only, with 72% of its disk free (disk_full_share says when)."
-        await put_record(store, paths.departing_bookie(name), DepartingRecord(bookie=name, since_ms=1), ABSENT)
+        await put_record(store, paths.departing_bookie(name), DepartingRecord(bookie=name, since_ms=1), NODE_ABSENT)
         assert await alarms() == []
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from magnetar.broker.rest.call import HttpError
 from magnetar.broker.rest.policies import (
-    POLICIES,
-    UNSUPPORTED_OF_NAMESPACES,
-    UNSUPPORTED_OF_TOPICS,
+    POLICY_ROWS,
+    UNSUPPORTED_NAMESPACE_POLICIES,
+    UNSUPPORTED_TOPIC_POLICIES,
     BacklogQuota,
     convert_value,
     make_quota_map,
@@ -17,7 +17,7 @@ from magnetar.broker.rest.policies import (
     parse_quota,
 )
 from magnetar.proto.names import NamespaceName
-from magnetar.proto.policies import NAMES, Policies
+from magnetar.proto.policies import POLICY_NAMES, Policies
 from tests.broker.rest.http import V2, T, serving
 
 NS = f"{V2}/namespaces/public/default"
@@ -32,13 +32,13 @@ GIVEN = {
 
 
 async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot_be(tmp_path: Path) -> None:
-    assert {each.name for each in UNSUPPORTED_OF_NAMESPACES} == set(GIVEN)
+    assert {each.name for each in UNSUPPORTED_NAMESPACE_POLICIES} == set(GIVEN)
     async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 2)
         before = await broker.topic_manager.policies.read_uninherited_policies(NamespaceName("public", "default"), None)
-        of_topics = [(base, UNSUPPORTED_OF_TOPICS) for base in (T, f"{V2}/persistent/public/default/p")]
-        for base, rows in [(NS, UNSUPPORTED_OF_NAMESPACES), *of_topics]:
+        of_topics = [(base, UNSUPPORTED_TOPIC_POLICIES) for base in (T, f"{V2}/persistent/public/default/p")]
+        for base, rows in [(NS, UNSUPPORTED_NAMESPACE_POLICIES), *of_topics]:
             for row in rows:
                 path = f"{base}/{row.name}"
                 assert await http.get(path, 204 if row.value is None else 200) == row.value
@@ -64,10 +64,10 @@ async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot
 
 
 def test_every_policy_has_a_row() -> None:
-    fields = {name for row in POLICIES for name in row.fields}
-    quotas = {name for name in NAMES if name.startswith("backlog_quota")}
-    letters = {name for name in NAMES if name.startswith("dead_letter")}
-    assert fields | quotas | letters == set(NAMES)
+    fields = {name for row in POLICY_ROWS for name in row.fields}
+    quotas = {name for name in POLICY_NAMES if name.startswith("backlog_quota")}
+    letters = {name for name in POLICY_NAMES if name.startswith("dead_letter")}
+    assert fields | quotas | letters == set(POLICY_NAMES)
 
 
 def test_the_policies_of_a_namespace_are_taken_partly_filled() -> None:
@@ -109,7 +109,7 @@ WRONG: list[tuple[str, Any, int]] = [
 
 @pytest.mark.parametrize(("name", "value", "status"), WRONG)
 def test_a_wrong_value_is_refused_with_its_name(name: str, value: Any, status: int) -> None:
-    row = next(each for each in POLICIES if each.namespace == name)
+    row = next(each for each in POLICY_ROWS if each.namespace == name)
     with pytest.raises(HttpError) as refused:
         row.take(convert_value(value, row.kind, name))
     assert refused.value.status_code == status

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.broker.node import topic_manager
 from magnetar.broker.rest import cluster_routes as _cluster
-from magnetar.broker.rest.call import ROUTES, make_openapi_document, make_openapi_path
+from magnetar.broker.rest.call import REST_ROUTES, make_openapi_document, make_openapi_path
 from tests.broker.rest.http import V2, Http, T, serving
 
 assert _cluster, "the routes are registered"
@@ -104,7 +104,7 @@ async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
 async def test_readyz_says_that_no_ledger_can_be_made_while_bookies_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_manager, "PLACE_S", 0.5)
+    monkeypatch.setattr(topic_manager, "LEDGER_CREATABLE_CACHE_S", 0.5)
     async with serving(tmp_path) as (http, broker, running):
         assert (await http.ask("GET", "/readyz")).status == 200
         for bookie in running.bookies:
@@ -145,12 +145,12 @@ async def test_a_topic_of_another_broker_is_answered_with_its_address(tmp_path: 
 # ------------------------------------------------------------------ the table
 def test_the_document_has_every_route_once() -> None:
     paths = make_openapi_document()["paths"]
-    assert sum(map(len, paths.values())) == len({(row.method, row.path) for row in ROUTES}) == len(ROUTES)
+    assert sum(map(len, paths.values())) == len({(row.method, row.path) for row in REST_ROUTES}) == len(REST_ROUTES)
     names = [each["operationId"] for path in paths.values() for each in path.values()]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("row", [row for row in ROUTES if row.method == "GET"], ids=make_openapi_path)
+@pytest.mark.parametrize("row", [row for row in REST_ROUTES if row.method == "GET"], ids=make_openapi_path)
 def test_a_route_that_shows_something_says_what(row: Any) -> None:
     assert row.answer
     assert row.summary.endswith(".")

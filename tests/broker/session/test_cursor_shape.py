@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.session.inspection import count_entries_in_buckets, find_largest_gaps, find_largest_runs
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, PendingAcks, TxnAcks
@@ -20,7 +20,7 @@ def made(acked: set[int]) -> tuple[LogShape, Cursor, list[Position]]:
     """A log of four ledgers, and a cursor with the entries of these numbers acknowledged."""
     shape, index = LogShape(), 0
     for at, size in enumerate(SIZES):
-        shape.add(Span(10 + at, index, size - 1, index + 2 * size, open=at == len(SIZES) - 1))
+        shape.add(LedgerSpan(10 + at, index, size - 1, index + 2 * size, open=at == len(SIZES) - 1))
         index += 2 * size
     every = [Position(span.ledger_id, entry) for span in shape.spans for entry in range(span.last_entry + 1)]
     cursor = Cursor(shape, CursorState(shape.start_position))

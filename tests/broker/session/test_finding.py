@@ -91,7 +91,7 @@ async def test_wrong_and_too_many_searches_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="at character 5") as refused:
             await admin.find_messages("t", where="a = NULL")
         assert refused.value.fields["position"] == "4"
-        for wrong in ({"limit": finding.FOUND_MAX + 1}, {"before_index": -1}, {"key": "k" * 1001}):
+        for wrong in ({"limit": finding.FOUND_MESSAGES_MAX + 1}, {"before_index": -1}, {"key": "k" * 1001}):
             with pytest.raises(InvalidRequest):
                 await admin.find_messages("t", **wrong)  # type: ignore[arg-type]
         searched = running.brokers[0].topic_manager.searched

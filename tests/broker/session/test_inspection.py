@@ -10,7 +10,7 @@ from magnetar.client.admin import AdminClient
 from magnetar.ledger.bookies import store_damage_report
 from magnetar.metadata import paths
 from magnetar.metadata.records import UnderReplicatedRecord, decode_record_of_any_class
-from magnetar.metadata.store import ABSENT, put_record
+from magnetar.metadata.store import NODE_ABSENT, put_record
 from magnetar.proto.errors import InvalidRequest, SubscriptionNotFound
 from magnetar.proto.names import Position
 from magnetar.proto.states import LedgerState
@@ -61,7 +61,7 @@ async def test_ledgers_name_the_bookies_whose_copies_are_missing_or_damaged(runn
         assert (first.entries, len(first.bookies)) == (1, int(first.quorum[0]))
         metadata = broker.topic_manager.metadata
         mark = UnderReplicatedRecord(ledger_id=first.ledger_id, bookies={"gone": "lost"})
-        await put_record(metadata, paths.under_replicated(first.ledger_id), mark, ABSENT)
+        await put_record(metadata, paths.under_replicated(first.ledger_id), mark, NODE_ABSENT)
         await store_damage_report(metadata, second.ledger_id, second.bookies[0], ((0, 0),))
         found = await admin.describe_ledgers("t")
         assert found[0].missing == {"gone": "lost"}

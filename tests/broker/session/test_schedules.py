@@ -10,10 +10,10 @@ import pytest
 
 from magnetar.broker.server import Broker
 from magnetar.broker.session import schedules as driver
-from magnetar.broker.session.schedules import FIRE, ScheduleCatalog, ScheduleRunner, producer_name_of
+from magnetar.broker.session.schedules import FIRE_STEPS, ScheduleCatalog, ScheduleRunner, producer_name_of_schedule
 from magnetar.metadata import paths
 from magnetar.metadata.records import Schedule, ScheduleProgressRecord, SchedulesRecord
-from magnetar.metadata.store import ABSENT, get_record, put_record
+from magnetar.metadata.store import NODE_ABSENT, get_record, put_record
 from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
 from magnetar.proto.errors import (
     AlreadyExists,
@@ -35,7 +35,7 @@ MINUTE = 60_000
 
 @pytest.fixture
 async def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Deployment]:
-    monkeypatch.setattr(driver, "TICK_S", 3600.0)  # the test looks
+    monkeypatch.setattr(driver, "SCHEDULE_CHECK_INTERVAL_S", 3600.0)  # the test looks
     async with deployment(tmp_path) as at:
         await at.broker.topic_manager.catalog.create_topic(NAME, 0)
         yield at
@@ -81,7 +81,7 @@ async def published(at: Deployment, topic: str = TOPIC) -> list[tuple[str, int, 
 
 
 async def fire_times(at: Deployment, name: str = "s", topic: str = TOPIC) -> list[int]:
-    return [number for producer, number, _ in await published(at, topic) if producer == producer_name_of(name)]
+    return [number for producer, number, _ in await published(at, topic) if producer == producer_name_of_schedule(name)]
 
 
 async def created_ms(at: Deployment, name: str = "s") -> int:
@@ -100,7 +100,7 @@ async def another_broker(at: Deployment) -> None:
     dead = at.broker
     session = at.running.sessions.pop(at.running.brokers.index(dead))
     at.running.brokers.remove(dead)
-    await dead.topic_manager.abandon_all(ConnectionLost("killed"))
+    await dead.topic_manager.abandon_all_topics(ConnectionLost("killed"))
     await session.close()
     await dead.close()
     at.broker = await at.running.add_broker()
@@ -123,7 +123,7 @@ async def test_a_schedule_fires_when_it_is_due_with_key_and_properties_and_the_t
     metadata = parse_header(part).metadata
     assert metadata.partition_key == "k"
     assert {each.key: each.value for each in metadata.properties} == {
-        "a": "b", driver.NAME: "s", driver.FIRE_TIME: str(begin + MINUTE)
+        "a": "b", driver.SCHEDULE_PROPERTY: "s", driver.FIRE_TIME_PROPERTY: str(begin + MINUTE)
     }  # fmt: skip
     (stats,) = await catalog(at).list_stats(NAME)
     assert (stats.status, stats.fired, stats.last_ms, stats.next_ms) == (
@@ -132,7 +132,7 @@ async def test_a_schedule_fires_when_it_is_due_with_key_and_properties_and_the_t
 
 
 @pytest.mark.parametrize("deduplication", [False, True])
-@pytest.mark.parametrize("step", [*FIRE, "answer"])
+@pytest.mark.parametrize("step", [*FIRE_STEPS, "answer"])
 async def test_a_broker_that_dies_at_any_step_leaves_a_fire_once(
     step: str, deduplication: bool, at: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +268,7 @@ async def test_a_schedule_is_deleted_with_its_topic_and_one_made_anew_has_none(a
         await catalog(at).list_stats(NAME)
     at.clock.ahead_s += 1
     await at.broker.topic_manager.catalog.create_topic(NAME, 0)
-    await put_record(metadata, path, stored[0], ABSENT)  # as a broker leaves it that does not know schedules
+    await put_record(metadata, path, stored[0], NODE_ABSENT)  # as a broker leaves it that does not know schedules
     await later(at, 300)
     assert await fire_times(at) == []
     (stats,) = await catalog(at).list_stats(NAME)

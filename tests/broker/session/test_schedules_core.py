@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.broker.session.schedules_core import (
-    LATE_MS,
+    MISSED_AFTER_MS,
     MISSED_MAX,
     DueFires,
     check_schedule,
     decide_fires,
-    find_zone,
+    find_time_zone,
     next_cron_ms,
     next_fire_ms,
     parse_cron,
@@ -38,7 +38,7 @@ def fires(cron: str, zone: str, after: str, count: int) -> list[str]:
     """The next fires after a local time, in UTC."""
     found, at = [], ms(after, zone)
     for _ in range(count):
-        next_ms = next_cron_ms(parse_cron(cron), find_zone(zone), at)
+        next_ms = next_cron_ms(parse_cron(cron), find_time_zone(zone), at)
         assert next_ms is not None
         assert next_ms > at
         at = next_ms
@@ -213,8 +213,8 @@ def test_missed_fires_are_dropped_or_made_up_for(missed: str, count: int, droppe
 
 def test_what_is_a_little_late_is_not_missed() -> None:
     hourly, on = schedule(cron="0 * * * *"), ms("2026-01-01T01:00")
-    assert decide_fires(hourly, on - HOUR, on + LATE_MS).fires == (on,)
-    assert decide_fires(hourly, on - HOUR, on + LATE_MS + 1).fires == ()
+    assert decide_fires(hourly, on - HOUR, on + MISSED_AFTER_MS).fires == (on,)
+    assert decide_fires(hourly, on - HOUR, on + MISSED_AFTER_MS + 1).fires == ()
 
 
 def test_with_all_the_latest_fires_count_and_years_without_a_look_cost_little() -> None:

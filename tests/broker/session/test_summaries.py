@@ -32,7 +32,7 @@ from magnetar.proto.operations import Operation
 from magnetar.proto.states import BacklogQuotaState, Blocked, LedgerStays
 from magnetar.proto.statistics import TopicRow
 from magnetar.proto.versions import PRODUCT
-from magnetar.runtime.access import LOCAL, Principal, PrincipalKind
+from magnetar.runtime.access import LOCAL_PRINCIPAL, Principal, PrincipalKind
 from magnetar.runtime.metrics import MetricsPage
 from magnetar.runtime.network import World
 from tests.runtime.test_metrics import shown
@@ -41,7 +41,7 @@ from tests.support.cluster import Cluster, cluster
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "SURVEY_S", 0.0)
+    monkeypatch.setattr(survey, "SURVEY_CACHE_S", 0.0)
 
 
 async def made(admin: AdminClient, topic: str, subscription: str) -> None:
@@ -113,8 +113,8 @@ async def test_pages_of_topics_are_merged_from_all_brokers_and_none_is_shown_twi
 async def test_a_broker_that_does_not_answer_is_named_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summaries, "OTHERS_S", 0.2)
-    monkeypatch.setattr(summaries, "AGAIN_S", 0.2)
+    monkeypatch.setattr(summaries, "OTHER_BROKERS_WAIT_S", 0.2)
+    monkeypatch.setattr(summaries, "LATE_BROKERS_WAIT_S", 0.2)
     async with cluster(tmp_path, brokers=0) as running:
         one, two = [await running.add_broker(name=name) for name in ("one", "two")]
 
@@ -131,8 +131,8 @@ async def test_a_broker_that_does_not_answer_is_named_and_not_waited_for(
 async def test_a_broker_that_does_not_answer_in_time_is_asked_once_more_and_is_late_if_it_answers_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summaries, "OTHERS_S", 0.2)
-    monkeypatch.setattr(summaries, "AGAIN_S", 20.0)
+    monkeypatch.setattr(summaries, "OTHER_BROKERS_WAIT_S", 0.2)
+    monkeypatch.setattr(summaries, "LATE_BROKERS_WAIT_S", 20.0)
     async with cluster(tmp_path, brokers=0) as running:
         one, two = [await running.add_broker(name=name) for name in ("one", "two")]
         take, asked = two.topic_manager.survey.run_survey, 0
@@ -275,7 +275,7 @@ async def test_a_client_is_shown_with_its_role_since_when_it_is_connected_and_wh
         first, _ = [await consumer.receive() for _ in range(2)]
         (topic,) = broker.loaded.values()
         (member,), (sender,) = topic.subscriptions["s"].consumers.values(), topic.producers
-        member.principal, sender.principal = Principal("billing", PrincipalKind.CLIENT), LOCAL
+        member.principal, sender.principal = Principal("billing", PrincipalKind.CLIENT), LOCAL_PRINCIPAL
         stats = await admin.topic_stats("t")
         (one,), (other,) = stats.subscriptions[0].consumers, stats.producers
         assert (one.role, other.role, one.acked_ms) == ("billing", "", 0)
@@ -358,7 +358,7 @@ async def test_what_keeps_a_ledger_is_said_with_the_subscriptions_that_hold_it(r
 
 
 def test_each_reason_to_be_blocked_says_what_would_end_it() -> None:
-    assert {*Blocked.reasons()} - {*summaries.ENDS} == {Blocked.CAUGHT_UP}
+    assert {*Blocked.reasons()} - {*summaries.HOW_BLOCK_ENDS} == {Blocked.CAUGHT_UP}
 
 
 async def test_the_disk_of_the_metadata_is_told_where_the_metadata_knows_it(
@@ -392,11 +392,11 @@ async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bound
                 return []
 
             monkeypatch.setattr(running.sessions[0], "children", hang)
-            monkeypatch.setattr(ownership, "METADATA_S", 0.2)
+            monkeypatch.setattr(ownership, "METADATA_ANSWER_WAIT_S", 0.2)
             async with asyncio.timeout(30):
                 found = await admin.broker_summaries()
             assert (found.metadata_away_ms, found.metadata_late, len(found.brokers)) == (0, True, 2)
-            monkeypatch.setattr(ownership, "METADATA_AWAY_S", 0.0)
+            monkeypatch.setattr(ownership, "METADATA_SILENCE_S_MAX", 0.0)
             async with asyncio.timeout(30):
                 found = await admin.broker_summaries()
                 page = await admin.topic_page()
@@ -407,7 +407,7 @@ async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bound
             one.topic_manager.suspend_ownership()  # its session is lost
             found = await admin.broker_summaries()
             assert ([each.name for each in found.brokers], found.silent) == (["one"], ("two",))
-            await one.topic_manager.abandon_all(SessionExpired("too long"))
+            await one.topic_manager.abandon_all_topics(SessionExpired("too long"))
             found = await admin.broker_summaries()
             assert found.metadata_away_ms
             assert [each.name for each in found.brokers] == ["one"]

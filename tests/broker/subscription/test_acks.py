@@ -215,7 +215,7 @@ async def test_complaint_10_a_subscription_past_its_memory_says_so_once_and_goes
 async def test_a_large_cumulative_ack_that_is_refused_acknowledges_nothing(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acks, "MARK_ENTRIES", 10)
+    monkeypatch.setattr(acks, "MARKED_ENTRIES_PER_SLICE", 10)
     await filled(running, 40)
     mine = await consumer(running)
     *_, last = [await mine.receive() for _ in range(40)]

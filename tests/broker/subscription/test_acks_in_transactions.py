@@ -221,13 +221,13 @@ async def test_what_an_abort_frees_of_a_batch_comes_at_once_while_its_holder_has
 
 async def test_an_entry_whose_transactions_always_abort_reaches_its_dead_letter_limit(running: Cluster) -> None:
     letters = f"{TOPIC}-letters"
-    properties = {redelivery_backoff.TOPIC: letters, redelivery_backoff.MAX_COUNT: "2"}
+    properties = {redelivery_backoff.TOPIC_PROPERTY: letters, redelivery_backoff.MAX_COUNT_PROPERTY: "2"}
     await filled(running, 2)
     joins_of(running)
     mine = await consumer(running, type=SHARED, subscription_properties=properties)
     subscription = subscription_of(running)
     assert subscription.dead_letters is not None
-    assert subscription.dead_letters.is_active
+    assert subscription.dead_letters.may_hold_back_entries
     first = (await received(mine, 2))[0]
     for number in range(3):
         txn = TxnId(0, 100 + number)

@@ -6,11 +6,11 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import (
-    NOTE_KEY,
+    COMMIT_NOTE_KEY,
     CursorChunkKey,
     CursorChunkKind,
     CursorState,
-    PartialBatch,
+    PartlyAckedBatch,
     RedeliveryCount,
 )
 from magnetar.broker.subscription.core.positions import CursorWritePlanner, chunk_keys_of_cursor
@@ -24,7 +24,7 @@ def state() -> CursorState:
     return CursorState(
         MARK,
         {10: BitMap([5, 6, 9]), 20: BitMap(range(0, 1000, 2))},
-        {Position(10, 7): PartialBatch(0b101, 4), Position(20, 2001): PartialBatch(1 << 700, 0)},
+        {Position(10, 7): PartlyAckedBatch(0b101, 4), Position(20, 2001): PartlyAckedBatch(1 << 700, 0)},
         {Position(10, 7): RedeliveryCount(3), Position(20, 1): RedeliveryCount(2, 1_700_000_000_000)},
     )
 
@@ -44,7 +44,7 @@ def test_a_state_comes_back_as_it_was() -> None:
 
 
 def test_a_large_chunk_is_split_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "CHUNK_BYTES", 50)
+    monkeypatch.setattr(stored, "CHUNK_BYTES_MAX", 50)
     entries = entries_of(state())
     pieces = [stored.decode_piece(entry) for entry in entries]
     assert max(each.pieces for each in pieces) > 3
@@ -68,9 +68,9 @@ def test_a_chunk_that_contradicts_itself_is_damage() -> None:
         body = stored.encode_cursor_chunk_body(key, cursor)
         other = CursorChunkKey(key.kind, key.ledger_id, key.block + 1)
         with pytest.raises(stored.DamagedCursorState):
-            stored.add_chunk(CursorState(MARK), other, body)
+            stored.decode_chunk_into_state(CursorState(MARK), other, body)
         with pytest.raises(stored.DamagedCursorState):
-            stored.add_chunk(CursorState(MARK), key, body[:-1])
+            stored.decode_chunk_into_state(CursorState(MARK), key, body[:-1])
     (marker,) = stored.encode_marker(
         MARK, {CursorChunkKey(CursorChunkKind.HOLES, 10, 0): stored.CursorChunkPlace(1, 0, 1, 40)}, 1
     )
@@ -95,9 +95,9 @@ def test_a_note_comes_back_and_only_a_state_with_one_has_its_version() -> None:
     assert stored.decode_snapshot(stored.encode_snapshot(entries_of(with_note))) == with_note
     assert [entry[2] for entry in entries_of(state())] == [1] * len(entries_of(state()))
     assert [entry[2] for entry in entries_of(with_note)][-2:] == [3, 3], "the note and the marker that names it"
-    for key, body in ((CursorChunkKey(CursorChunkKind.NOTE, 7, 0), b"x"), (NOTE_KEY, b"")):
+    for key, body in ((CursorChunkKey(CursorChunkKind.NOTE, 7, 0), b"x"), (COMMIT_NOTE_KEY, b"")):
         with pytest.raises(stored.DamagedCursorState):
-            stored.add_chunk(CursorState(MARK), key, body)
+            stored.decode_chunk_into_state(CursorState(MARK), key, body)
 
 
 def test_a_note_is_written_when_it_changes_and_goes_with_a_seek() -> None:
@@ -105,13 +105,13 @@ def test_a_note_is_written_when_it_changes_and_goes_with_a_seek() -> None:
     sizes = []
     for number, (note, is_new) in enumerate(((b"a", True), (b"a", False), (b"b", True), (b"", True))):
         before = cursor.version
-        cursor.set_note(note)
+        cursor.set_commit_note(note)
         assert (cursor.version != before) is is_new
         write = planner.plan_write(cursor, number + 1)
         planner.on_write_confirmed(write)
         sizes.append(len(write.entries))
     assert sizes == [2, 1, 2, 1]
-    cursor.set_note(b"c")
+    cursor.set_commit_note(b"c")
     cursor.seek(MARK)
     assert cursor.note == b""
-    assert NOTE_KEY not in planner.plan_write(cursor, 9).rows
+    assert COMMIT_NOTE_KEY not in planner.plan_write(cursor, 9).rows

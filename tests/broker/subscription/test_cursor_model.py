@@ -104,7 +104,7 @@ class CursorModel(RuleBasedStateMachine):
         """Blocks of 2, 4 or all entries, so that a state has many chunks; snapshots never, sometimes and always."""
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(CursorChunkKind, "block_bits", property(lambda kind: small))
-        self.patch.setattr(stored, "CHUNK_BYTES", 64)
+        self.patch.setattr(stored, "CHUNK_BYTES_MAX", 64)
         self.snapshot_bytes = snapshot_bytes
 
         async def work() -> None:
@@ -254,7 +254,7 @@ class CursorModel(RuleBasedStateMachine):
     @rule()
     def receipt(self) -> None:
         async def work() -> None:
-            await self.store.make_durable_future()
+            await self.store.make_acks_durable_future()
 
         self.run(work())
         self.stored = self.state()
@@ -274,7 +274,7 @@ class CursorModel(RuleBasedStateMachine):
         self._found({wanted} if ended else {wanted, self.stored})
 
     async def _durable(self) -> None:
-        await self.store.make_durable_future()
+        await self.store.make_acks_durable_future()
 
     @rule(writes=st.integers(0, 4), lands=st.booleans())
     def die_while_opening(self, writes: int, lands: bool) -> None:
@@ -304,7 +304,7 @@ class CursorModel(RuleBasedStateMachine):
                 try:
                     self.ack(left.pop())
                     self.state()
-                    await asyncio.wait_for(former.make_durable_future(), 10)
+                    await asyncio.wait_for(former.make_acks_durable_future(), 10)
                     self.stored = self.state()
                 except TopicFenced:
                     refused, (self.model, self.counts) = True, known

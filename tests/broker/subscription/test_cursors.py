@@ -86,7 +86,7 @@ async def test_all_acks_that_wait_are_one_write(bench: Bench) -> None:
     receipts = []
     for entry in range(300):
         ack(cursor, entry)
-        receipts.append(cursor.make_durable_future())
+        receipts.append(cursor.make_acks_durable_future())
     await asyncio.gather(*receipts)
     assert cursor.writes <= 2
     assert cursor.cursor.persisted_mark == (10, 299)
@@ -121,7 +121,7 @@ async def test_the_receipt_comes_after_the_write_and_not_before(bench: Bench, mo
     gate: list[asyncio.Future[int]] = []
     monkeypatch.setattr(LedgerWriter, "append", late)
     ack(cursor, 0)
-    receipt = cursor.make_durable_future()
+    receipt = cursor.make_acks_durable_future()
     async with asyncio.timeout(10):
         await begun.wait()
     ack(cursor, 1)  # after the write began: not in it
@@ -143,7 +143,7 @@ async def test_a_fault_while_storing_is_told_to_those_who_wait(bench: Bench, mon
     monkeypatch.setattr(DurableCursor, "_write", broken)
     ack(cursor, 0)
     with pytest.raises(InternalError, match="a bug"):
-        await cursor.make_durable_future()
+        await cursor.make_acks_durable_future()
     assert isinstance(bench.fenced[0], InternalError)
 
 
@@ -167,7 +167,7 @@ async def test_a_cursor_whose_last_write_fails_is_closed_all_the_same(
 ) -> None:
     cursor = await bench.created(cursor_snapshot_bytes=0)
     ack(cursor, 0)
-    await cursor.make_durable_future()
+    await cursor.make_acks_durable_future()
     writer = cursor._ledger._writer
     assert writer is not None
 
@@ -187,14 +187,14 @@ async def test_a_cursor_whose_last_write_fails_is_closed_all_the_same(
 async def test_a_former_owner_can_neither_write_nor_switch_its_cursor_ledger(bench: Bench) -> None:
     first = await bench.created()
     ack(first, 0)
-    await first.make_durable_future()
+    await first.make_acks_durable_future()
     second = await bench.opened()
     ack(first, 1)
     with pytest.raises(TopicFenced):
-        await first.make_durable_future()
+        await first.make_acks_durable_future()
     assert isinstance(bench.fenced[0], TopicFenced)
     ack(second, 1, 2)
-    await second.make_durable_future()
+    await second.make_acks_durable_future()
     assert (await bench.opened()).cursor.mark == (10, 2)
 
 
@@ -203,7 +203,7 @@ async def test_a_former_owner_that_never_wrote_cannot_begin(bench: Bench) -> Non
     second = await bench.opened()
     ack(first, 0, 1, 2)
     with pytest.raises(TopicFenced):
-        await first.make_durable_future()
+        await first.make_acks_durable_future()
     assert second.cursor.mark == (10, -1)
     assert (await bench.opened()).cursor.mark == (10, -1)
 
@@ -213,7 +213,7 @@ async def test_a_full_cursor_ledger_gives_way_to_the_next_and_is_deleted(bench: 
     ledgers = set()
     for entry in range(10):
         ack(cursor, entry)
-        await cursor.make_durable_future()
+        await cursor.make_acks_durable_future()
         ledgers.add((await bench.record()).ledger_id)
     assert len(ledgers) == 4
     assert await bench.store.children(paths.LEDGERS) == [f"{max(ledgers):020d}"]
@@ -225,8 +225,8 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
 ) -> None:
     cursor = await bench.created()
     ack(cursor, 0)
-    await cursor.make_durable_future()
-    monkeypatch.setattr(stored, "CHUNK_BYTES", 20)
+    await cursor.make_acks_durable_future()
+    monkeypatch.setattr(stored, "CHUNK_BYTES_MAX", 20)
     ack(cursor, 1, 3)
     torn = cursor._log.plan_write(cursor.cursor, 2).entries
     assert len(torn) > 2
@@ -238,7 +238,7 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
     assert again.cursor.mark == (10, 0)
     assert "goes back" not in caplog.text, "a torn state is what a crash leaves, and no damage"
     ack(again, 1, 3)
-    await again.make_durable_future()
+    await again.make_acks_durable_future()
     last = await bench.opened()
     assert (last.cursor.mark, last.cursor.hole_entry_count) == (Position(10, 1), 1)
 
@@ -248,7 +248,7 @@ async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
 ) -> None:
     cursor = await bench.created()
     ack(cursor, 0, 2)
-    await cursor.make_durable_future()
+    await cursor.make_acks_durable_future()
     writer = cursor._ledger._writer
     assert writer is not None
     await writer.append(b"MC is not a state of a cursor")
@@ -262,7 +262,7 @@ async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
 async def test_a_removed_subscription_leaves_nothing(bench: Bench) -> None:
     cursor = await bench.created()
     ack(cursor, 0)
-    await cursor.make_durable_future()
+    await cursor.make_acks_durable_future()
     await cursor.delete()
     assert await bench.store.get(cursor_path(TOPIC, "s")) is None
     assert not await bench.store.children(paths.LEDGERS)

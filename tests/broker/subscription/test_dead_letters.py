@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from magnetar.broker.subscription import dead_letters
-from magnetar.broker.subscription.dead_letters import Forward
+from magnetar.broker.subscription.dead_letters import ForwardLetters
 from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
@@ -55,7 +55,7 @@ def told_by(delivery: wire.Delivery) -> dict[str, str]:
     return {pair.key: pair.value for pair in fields.properties}
 
 
-def forward_by(monkeypatch: pytest.MonkeyPatch, running: Cluster, way: Forward) -> None:
+def forward_by(monkeypatch: pytest.MonkeyPatch, running: Cluster, way: ForwardLetters) -> None:
     """Topics that are loaded from here on send their dead letters that way."""
     session = running.brokers[0].topic_manager._open()
     assert isinstance(session.storage, DurableTopicStorage)
@@ -163,7 +163,7 @@ async def test_counts_and_dead_letters_survive_a_restart_in_the_middle(
 async def test_the_longest_names_have_dead_letters_and_their_topic_is_taken_over_with_its_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
+    monkeypatch.setattr(dead_letters, "DEAD_LETTER_RETRY_S", 0.01)
     topic, subscription = "persistent://public/default/" + "t" * 255, "s" * 255
     options = {"dead_letter_max_redeliver_count": 2}
     async with cluster(tmp_path, **options) as running:
@@ -192,7 +192,7 @@ async def test_the_longest_names_have_dead_letters_and_their_topic_is_taken_over
 async def test_a_letter_that_cannot_be_written_is_tried_until_it_can(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
+    monkeypatch.setattr(dead_letters, "DEAD_LETTER_RETRY_S", 0.01)
     real, tries = running.brokers[0].topic_manager.internal_producer.publish_messages, 0
 
     async def sometimes(*arguments: Any) -> None:

@@ -197,11 +197,11 @@ async def test_buckets_go_when_they_are_drained_and_with_their_subscription(tmp_
         mine, others = (subscription(at, name).store for name in ("s", "other"))
         assert mine is not None
         assert others is not None
-        ledgers = [bucket.ledger_id for store in (mine, others) for bucket in store.buckets]
+        ledgers = [bucket.ledger_id for store in (mine, others) for bucket in store.delay_buckets]
         assert len(ledgers) >= 2
         await moved_on(at, 11 * 60)
         await shared.receive_payloads(50)
-        await until(lambda: not mine.buckets)
+        await until(lambda: not mine.delay_buckets)
         await at.topic.registry.unsubscribe("other", force=True)
         ledger_client = at.topic.registry._storage.ledgers
         for ledger_id in ledgers:
@@ -225,7 +225,7 @@ async def test_a_bucket_that_cannot_be_read_costs_reading_the_log_and_no_message
         await sealed(at)
         store = subscription(at).store
         assert store is not None
-        for bucket in store.buckets:
+        for bucket in store.delay_buckets:
             await at.topic.registry._storage.ledgers.delete(bucket.ledger_id)
         await restarted(at)
         shared = await at.consumer("s", type=SHARED)
@@ -273,7 +273,7 @@ async def test_complaint_18_a_restart_needs_no_rebuild_and_memory_does_not_hold_
 async def test_complaint_19_past_the_memory_budget_more_is_sealed_and_nothing_is_dropped_or_paused(
     tmp_path: Path,
 ) -> None:
-    async with deployment(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
+    async with deployment(tmp_path, delayed_memory_bytes=20 * core.UNBUCKETED_KEY_BYTES) as at:
         shared = await at.consumer("s", type=SHARED)
         payloads = await delayed(at, 200, 5000)  # due soon: sealed all the same
         delays = subscription(at).delayed
@@ -289,8 +289,8 @@ async def test_complaint_19_past_the_memory_budget_more_is_sealed_and_nothing_is
 async def test_while_buckets_cannot_be_written_it_says_so_and_goes_on_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "RETRY_S", 0.01)
-    async with deployment(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
+    monkeypatch.setattr(driver, "BUCKET_RETRY_S", 0.01)
+    async with deployment(tmp_path, delayed_memory_bytes=20 * core.UNBUCKETED_KEY_BYTES) as at:
         shared = await at.consumer("s", type=SHARED)
         write = TopicStateLedgers.create_closed_ledger
 
@@ -354,7 +354,7 @@ async def test_while_a_bucket_is_looked_for_the_loop_does_not_turn_in_circles(
     directory = driver.DelayedDelivery._directory
 
     async def slow(self: driver.DelayedDelivery, ledger_id: int) -> Any:
-        if ledger_id == max(bucket.ledger_id for bucket in self._places.buckets):
+        if ledger_id == max(bucket.ledger_id for bucket in self._places.delay_buckets):
             await go_on.wait()
         return await directory(self, ledger_id)
 
@@ -376,14 +376,14 @@ async def test_while_a_bucket_is_looked_for_the_loop_does_not_turn_in_circles(
 async def test_while_nobody_takes_what_is_due_the_loop_does_not_turn_in_circles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: list[None]
 ) -> None:
-    monkeypatch.setattr(driver, "WAITING_MAX", 2)
+    monkeypatch.setattr(driver, "DUE_ENTRIES_WAITING_MAX", 2)
     async with deployment(tmp_path) as at:
         consumer = await at.consumer("s", type=SHARED, permits=1)
         await delayed(at, 5, 1000)
         await (await at.producer("at once")).send(b"takes the permit")
         await consumer.receive()
         await moved_on(at, 2)
-        await until(lambda: subscription(at).dispatcher.replay_entries == 2)
+        await until(lambda: subscription(at).dispatcher.redelivery_entry_count == 2)
         at.clock.ahead_s += 1
         rings.clear()
         await until(lambda: len(rings) > 0)
@@ -446,7 +446,7 @@ async def test_a_topic_closes_in_order_when_another_broker_has_it_and_a_bucket_c
             await go_on.wait()
             raise TopicFenced("another broker has it")
 
-        monkeypatch.setattr(DurableCursor, "change_buckets", fenced)
+        monkeypatch.setattr(DurableCursor, "store_delay_bucket_changes", fenced)
         await at.consumer("s", type=SHARED)
         await delayed(at, 5)
         await delayed(at, 6)

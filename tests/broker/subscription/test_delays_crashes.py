@@ -124,7 +124,7 @@ def check(storage: Storage) -> None:
 async def test_a_crash_at_any_write_loses_nothing_and_names_nothing_that_is_not_there(
     dies_at: int, lands: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delay_keys, "SEGMENT_ENTRIES", 7)
+    monkeypatch.setattr(delay_keys, "ENTRIES_PER_SEGMENT_MAX", 7)
     storage, rng = Storage(), random.Random(dies_at)
     first = Life(storage, 1, 0)
     await first.open()
@@ -176,8 +176,8 @@ async def merges(life: Life) -> None:
 async def test_a_crash_at_any_write_of_a_merge_loses_nothing_and_reads_nothing_again(
     lands: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delay_keys, "SEGMENT_ENTRIES", 7)
-    monkeypatch.setattr(delay_buckets, "MERGE_MIN", 5)
+    monkeypatch.setattr(delay_keys, "ENTRIES_PER_SEGMENT_MAX", 7)
+    monkeypatch.setattr(delay_buckets, "MERGED_BUCKETS_MIN", 5)
     died = 0
     for dies_at in range(100):
         storage = Storage()

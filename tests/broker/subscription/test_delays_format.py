@@ -7,7 +7,7 @@ from pyroaring import BitMap
 
 from magnetar.broker.subscription import delays as stored
 from magnetar.broker.subscription.core.delay_buckets import (
-    KEY_BYTES,
+    DELAY_KEY_BYTES,
     UnstoredDelayBucket,
     decode_entries_by_ledger,
     make_delay_key,
@@ -53,8 +53,12 @@ def test_what_is_encoded_comes_back() -> None:
     segments = stored.decode_directory(entries[-1], len(entries) - 1)
     bodies = [stored.decode_segment(entry, number) for number, entry in enumerate(entries[:-1])]
     keys = b"".join(bodies)
-    assert keys == b"".join(sorted(keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)))
-    assert [segment.keys for segment in segments] == [len(body) // KEY_BYTES for body in bodies] == [2000, 2000, 1000]
+    assert keys == b"".join(sorted(keys[at : at + DELAY_KEY_BYTES] for at in range(0, len(keys), DELAY_KEY_BYTES)))
+    assert (
+        [segment.keys for segment in segments]
+        == [len(body) // DELAY_KEY_BYTES for body in bodies]
+        == [2000, 2000, 1000]
+    )
     places = {
         (ledger, each)
         for segment in segments
@@ -83,12 +87,12 @@ def test_what_is_cut_or_changed_is_noticed(which: int) -> None:
 
 def test_a_directory_that_contradicts_itself_is_damage_though_its_checksum_is_right() -> None:
     rng, entries = random.Random(3), a_bucket(300)
-    body = bytearray(entries[-1][stored.HEAD_BYTES :])
+    body = bytearray(entries[-1][stored.ENTRY_HEAD_BYTES :])
     refused = 0
     for _ in range(300):
         changed = bytearray(body)
         changed[rng.randrange(len(body))] = rng.randrange(256)
-        entry = stored._entry(stored.DIRECTORY, 1, 1, bytes(changed[: rng.randrange(len(body)) + 1]))
+        entry = stored._entry(stored.DIRECTORY_KIND, 1, 1, bytes(changed[: rng.randrange(len(body)) + 1]))
         try:
             stored.decode_directory(entry, 1)
         except stored.DamagedDelayBucket:

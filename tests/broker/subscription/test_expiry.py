@@ -10,12 +10,12 @@ import pytest
 from magnetar.broker.session import summaries
 from magnetar.broker.subscription.core.cursor_state import TxnAcks
 from magnetar.broker.subscription.core.fair_shared import FairKeyQueues
-from magnetar.broker.subscription.expiry import ExpiredMessages
+from magnetar.broker.subscription.expiry import MessageExpirer
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.expiry import EXPIRED_AT, EXPIRES_AT
+from magnetar.proto.expiry import EXPIRED_AT_PROPERTY, EXPIRES_AT_PROPERTY
 from magnetar.proto.names import FAIR_BY_KEY, Position
 from magnetar.proto.states import TxnId
 from tests.broker.topic.test_maintenance import TOPIC, Deployment
@@ -350,18 +350,20 @@ async def test_a_dead_letter_does_not_expire_and_a_retry_does(at: Deployment) ->
         await (await client.create_producer(TOPIC)).send(b"x", expires_at=ends)
         await consumer.reconsume_later(await consumer.receive(30_000), timedelta(0))
         again = await consumer.receive(30_000)
-        assert again.properties()[EXPIRES_AT] == str(ends)
+        assert again.properties()[EXPIRES_AT_PROPERTY] == str(ends)
         await consumer.reconsume_later(again, timedelta(0))
         dead = await client.subscribe(f"{TOPIC}-s-DLQ", "dead", initial_position=InitialPosition.Earliest)
         at.clock.ahead_s += 120
         letter = await dead.receive(30_000)
-        assert letter.properties()[EXPIRED_AT] == str(ends)
-        assert EXPIRES_AT not in letter.properties()
+        assert letter.properties()[EXPIRED_AT_PROPERTY] == str(ends)
+        assert EXPIRES_AT_PROPERTY not in letter.properties()
 
 
 async def test_no_entry_is_judged_where_no_message_expires(at: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[int] = []
-    monkeypatch.setattr(ExpiredMessages, "acknowledge", lambda self, entries, now_ms: judged.append(len(entries)))
+    monkeypatch.setattr(
+        MessageExpirer, "acknowledge_expired_messages", lambda self, entries, now_ms: judged.append(len(entries))
+    )
     consumer = await at.consumer(type=SHARED)
     await expiring(at, (0, 0, 0))
     assert len(await consumer.receive_payloads(3)) == 3

@@ -15,7 +15,7 @@ from magnetar.broker.session.backlogs import SubscriptionAdministration
 from magnetar.broker.subscription import filtering
 from magnetar.broker.subscription.core import fair_shared
 from magnetar.broker.subscription.pump import SubscriptionDeliveryPump
-from magnetar.broker.subscription.read_ahead import CHUNK_ENTRIES
+from magnetar.broker.subscription.read_ahead import CHUNK_ENTRIES_MAX
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
@@ -111,7 +111,7 @@ def some(*regions: str) -> list[tuple[str, dict[str, str]]]:
 async def test_with_keys_that_take_turns_what_is_wanted_does_not_wait_for_the_end_of_the_log(
     at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fair_shared, "WINDOW_ENTRIES", 40)
+    monkeypatch.setattr(fair_shared, "WAITING_ENTRIES_MAX", 40)
     await at.send(*some("us", "eu", *["us"] * 600), partition_key="k")
     judged, deliver = list[int](), SubscriptionDeliveryPump._deliver
 
@@ -123,7 +123,7 @@ async def test_with_keys_that_take_turns_what_is_wanted_does_not_wait_for_the_en
     consumer = await at.consumer(fair_by_key=True)
     assert texts(await take(consumer, 1)) == ["1"]
     assert len(judged) == 1
-    assert judged[0] <= 40 + 2 * CHUNK_ENTRIES
+    assert judged[0] <= 40 + 2 * CHUNK_ENTRIES_MAX
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
@@ -327,7 +327,7 @@ async def test_who_reads_compacted_gets_tombstones_that_are_not_wanted(at: At) -
 async def test_a_batch_that_takes_long_is_judged_in_a_thread_and_what_follows_waits(
     at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unfolding, "LONG_MESSAGES", 5)
+    monkeypatch.setattr(unfolding, "THREAD_UNFOLD_MESSAGES", 5)
     consumer = await at.consumer()
     await at.send(*some(*["us"] * 9, "eu"), batched=True)
     await at.send(("after", EU))
@@ -345,10 +345,10 @@ async def test_a_long_filter_judges_smaller_batches_in_a_thread(at: At, monkeypa
         return work(*given)
 
     monkeypatch.setattr(filtering, "run_in_thread", run)
-    monkeypatch.setattr(filtering, "LONG_BYTES", 64 << 10)
+    monkeypatch.setattr(filtering, "THREAD_UNFOLD_BYTES", 64 << 10)
     long = " OR ".join(f"region = '{name}'" for name in ("eu", *["x" * 400 for _ in range(6)]))
     await at.send(*[("x" * 2000, EU), ("x" * 2000, US)] * 4, batched=True)
-    for wanted, calls in ((WANTED, []), (long, ["find_unwanted"])):
+    for wanted, calls in ((WANTED, []), (long, ["find_unwanted_bits"])):
         consumer = await at.consumer(name=f"s-{len(calls)}", filter=wanted)
         assert len(await take(consumer, 4)) == 4
         assert asked == calls

@@ -10,7 +10,7 @@ import pytest
 from magnetar.broker.server import find_installed_policies
 from magnetar.broker.subscription.core.in_log_order import Exclusive
 from magnetar.broker.subscription.core.subscription_types import (
-    TYPES,
+    SUBSCRIPTION_TYPE_ROWS,
     SubscriptionTypeRow,
     find_subscription_type,
     load_installed_types,
@@ -27,10 +27,10 @@ BY_TURNS = SubscriptionTypeRow(77, "BY_TURNS", Numbered)
 
 @pytest.fixture(autouse=True)
 def only_ours() -> Iterator[None]:
-    before = dict(TYPES)
+    before = dict(SUBSCRIPTION_TYPE_ROWS)
     yield
-    TYPES.clear()
-    TYPES.update(before)
+    SUBSCRIPTION_TYPE_ROWS.clear()
+    SUBSCRIPTION_TYPE_ROWS.update(before)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_a_broker_loads_what_its_setting_names_and_the_sdk_uses_it(tmp_pat
 @pytest.mark.usefixtures("package")
 async def test_nothing_is_loaded_unless_the_setting_says_so(tmp_path: Path) -> None:
     async with cluster(tmp_path):
-        assert 77 not in TYPES
+        assert 77 not in SUBSCRIPTION_TYPE_ROWS
     with pytest.raises(InvalidRequest, match="no subscription type 77"):
         find_subscription_type(77)
 
@@ -93,7 +93,7 @@ async def test_a_broker_with_a_wrong_setting_does_not_start(tmp_path: Path, name
     with pytest.raises(InvalidConfiguration, match=why):
         async with cluster(tmp_path, subscription_policies=names):
             pass
-    assert 77 not in TYPES
+    assert 77 not in SUBSCRIPTION_TYPE_ROWS
 
 
 class Unmade(Numbered):
@@ -115,13 +115,13 @@ class Unmade(Numbered):
 def test_a_type_that_cannot_be_registered_is_refused(given: SubscriptionTypeRow, why: str) -> None:
     with pytest.raises(InvalidConfiguration, match=why):
         load_installed_types(["x"], lambda _: [given])
-    assert 77 not in TYPES
+    assert 77 not in SUBSCRIPTION_TYPE_ROWS
 
 
 def test_loading_again_changes_nothing() -> None:
     for _ in range(2):
         load_installed_types(["x"], lambda _: [BY_TURNS])
-        assert TYPES[77].policy is Numbered
-        assert TYPES[77].installed
-    assert TYPES[0].policy is Exclusive
+        assert SUBSCRIPTION_TYPE_ROWS[77].policy is Numbered
+        assert SUBSCRIPTION_TYPE_ROWS[77].installed
+    assert SUBSCRIPTION_TYPE_ROWS[0].policy is Exclusive
     assert find_installed_policies("no such name") == []

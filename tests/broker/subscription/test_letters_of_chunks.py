@@ -202,7 +202,7 @@ async def test_a_chunk_of_what_is_never_whole_goes_as_it_is(served: Post) -> Non
 
 
 async def test_what_may_still_become_whole_is_waited_for(served: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
+    monkeypatch.setattr(dead_letters, "DEAD_LETTER_RETRY_S", 0.01)
     raw = Raw(served)
     consumer = await raw.consumer()
     await raw.publish(0, 1)
@@ -217,8 +217,8 @@ async def test_what_may_still_become_whole_is_waited_for(served: Post, monkeypat
 async def test_a_move_that_breaks_off_is_repeated_and_the_message_comes_once(
     served: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
-    monkeypatch.setattr(dead_letters, "GROUP_BYTES", 1)
+    monkeypatch.setattr(dead_letters, "DEAD_LETTER_RETRY_S", 0.01)
+    monkeypatch.setattr(dead_letters, "LETTER_GROUP_BYTES", 1)
     raw, calls = Raw(served), 0
     session = served.running.brokers[0].topic_manager._open()
     assert isinstance(session.storage, DurableTopicStorage)

@@ -17,7 +17,7 @@ from magnetar.broker.subscription.core.policy import (
     PolicyStatistics,
     SubscriptionOptions,
 )
-from magnetar.broker.subscription.core.subscription_types import TYPES, SubscriptionTypeRow
+from magnetar.broker.subscription.core.subscription_types import SUBSCRIPTION_TYPE_ROWS, SubscriptionTypeRow
 from magnetar.cli import produce as consume
 from magnetar.client.model import settings
 from magnetar.proto import states
@@ -72,7 +72,7 @@ NUMBERED = SubscriptionTypeRow(77, "NUMBERED", Numbered)
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TYPES, NUMBERED.number, NUMBERED)
+    monkeypatch.setitem(SUBSCRIPTION_TYPE_ROWS, NUMBERED.number, NUMBERED)
 
 
 @pytest.mark.usefixtures("registered")
@@ -117,19 +117,21 @@ async def test_a_type_that_is_not_registered_is_an_invalid_request(tmp_path: Pat
 
 # ------------------------------------------------------------------------------------------------ one table
 def test_the_registered_types_are_those_of_the_wire() -> None:
-    assert {each.name: each.number for each in TYPES.values()} == subscription_types.NUMBERS
-    assert all(number == each.number for number, each in TYPES.items())
+    assert {
+        each.name: each.number for each in SUBSCRIPTION_TYPE_ROWS.values()
+    } == subscription_types.SUBSCRIPTION_TYPE_NUMBERS
+    assert all(number == each.number for number, each in SUBSCRIPTION_TYPE_ROWS.items())
 
 
-@pytest.mark.parametrize("type_", TYPES.values(), ids=lambda each: each.name)
+@pytest.mark.parametrize("type_", SUBSCRIPTION_TYPE_ROWS.values(), ids=lambda each: each.name)
 def test_each_type_has_its_names_everywhere(type_: SubscriptionTypeRow) -> None:
     name = type_.name
     policy: DispatchPolicy = type_.policy(SubscriptionOptions())
     assert settings.ConsumerType(type_.number).name == subscription_types.sdk_type_name(name)
-    assert (settings.ConsumerType(type_.number) in settings.LOG_ORDER) is not policy.individual
+    assert (settings.ConsumerType(type_.number) in settings.ORDERED_CONSUMER_TYPES) is not policy.individual
     assert states.SubscriptionType(name).name == name
-    assert consume.TYPES[name.lower()] == type_.number
-    assert type_.title in subscription_types.TITLES
+    assert consume.SUBSCRIPTION_TYPES[name.lower()] == type_.number
+    assert type_.title in subscription_types.PULSAR_TYPE_NAMES
 
 
 @pytest.mark.parametrize(("module", "enum"), [(settings, "ConsumerType"), (states, "SubscriptionType")])

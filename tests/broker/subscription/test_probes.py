@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.subscription.core.policy import Member
-from magnetar.broker.subscription.pump import PASSING, DeliveryProbe, judge_probe
+from magnetar.broker.subscription.pump import SHORT_BLOCK_REASONS, DeliveryProbe, judge_probe
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
 
@@ -28,11 +28,11 @@ def dispatcher(probe: DeliveryProbe, *, candidates: bool = True, read: Position 
 
 def test_while_the_pump_reads_or_moves_there_is_no_answer() -> None:
     probe = asked()
-    for blocked in (None, *PASSING):
+    for blocked in (None, *SHORT_BLOCK_REASONS):
         assert judge_probe(probe, dispatcher(probe), blocked) is None
 
 
-@pytest.mark.parametrize("why", [each for each in Blocked.reasons() if each not in PASSING])
+@pytest.mark.parametrize("why", [each for each in Blocked.reasons() if each not in SHORT_BLOCK_REASONS])
 def test_why_the_pump_stopped_is_the_answer(why: Blocked) -> None:
     probe = asked()
     assert judge_probe(probe, dispatcher(probe), why) is why

@@ -81,7 +81,7 @@ class Store:
         self.subscription = deployment.broker.topics[TOPIC].find_subscription(name)
         assert self.subscription.store is not None
         self.asked: list[asyncio.Future[None]] = []
-        monkeypatch.setattr(type(self.subscription.store), "make_durable_future", lambda _: self._durable())
+        monkeypatch.setattr(type(self.subscription.store), "make_acks_durable_future", lambda _: self._durable())
 
     def _durable(self) -> asyncio.Future[None]:
         self.asked.append(asyncio.get_running_loop().create_future())

@@ -78,7 +78,7 @@ class At:
             await self.admin.set_topic_policies(NAME, Policies(key_index="keys+properties"))
             await until(lambda: self.topic.applied.key_index != "off")
         await self.topic.log.roll_ledger()
-        self.topic.key_indexes.run_due(self.topic.applied)
+        self.topic.key_indexes.run_due_work(self.topic.applied)
         await self.topic.key_indexes.wait_built()
         assert not self.topic.key_indexes.count_unindexed_ledgers()
         self.read.clear()
@@ -102,7 +102,7 @@ class At:
 
 @pytest.fixture
 async def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[At]:
-    monkeypatch.setattr(key_index_core, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(key_index_core, "BLOCK_BYTES_MIN", 300)
     small = {"roll_entries": ROLL, "cache_bytes": 0, "catch_up_cache_bytes": 0, "max_message_bytes": 3000}
     async with cluster(tmp_path, **small) as running:
         url = f"magnetar://{running.brokers[0].endpoint}"
@@ -307,7 +307,7 @@ async def test_without_an_answer_of_the_index_the_ledger_is_read(
 
     await at.send(*["us"] * 30, "eu")
     await at.index()
-    monkeypatch.setattr(filtering, "LOOK_UP_S", 0.05)
+    monkeypatch.setattr(filtering, "INDEX_LOOK_UP_TIMEOUT_S", 0.05)
     if fault == "off":
         monkeypatch.setattr(KeyIndexes, "is_on", False)
     else:
@@ -367,7 +367,7 @@ async def test_a_batch_that_its_summary_excludes_is_not_unfolded(
         "encrypted": {"crypto_key_reader": Keys("a"), "encryption_key": "a"},
     }.get(how, {})
     if how == "long":
-        monkeypatch.setattr("magnetar.broker.log.unfolding.LONG_MESSAGES", 5)
+        monkeypatch.setattr("magnetar.broker.log.unfolding.THREAD_UNFOLD_MESSAGES", 5)
     unfolded, find = list[int](), EntryFilter._find_unwanted_of_batch
 
     def note(judge: Any, metadata: Any, entry: Any, offset: int) -> int:

@@ -17,8 +17,8 @@ from magnetar.broker.topic.dedup_core import (
     ProducerRegistration,
     ProducerTable,
     TopicEpochChange,
+    compute_next_topic_epoch,
     decide_epoch_change,
-    next_epoch,
 )
 from magnetar.broker.topic.producer import TopicProducer
 from magnetar.broker.topic.topic import Topic
@@ -44,11 +44,11 @@ def test_the_epoch_grows_with_each_new_holder_and_fences_whoever_had_an_earlier_
 
 
 def test_an_epoch_of_a_deleted_topic_is_lower_than_those_of_one_that_is_made_anew() -> None:
-    old = next_epoch(next_epoch(0, 1000), 1000)
+    old = compute_next_topic_epoch(compute_next_topic_epoch(0, 1000), 1000)
     assert old == 1002
-    new = next_epoch(0, 5000)
+    new = compute_next_topic_epoch(0, 5000)
     assert decide_epoch_change(EXCLUSIVE_WITH_FENCING, old, new) is TopicEpochChange.FENCED
-    assert next_epoch(7, 0) == 8, "when it was made is not known"
+    assert compute_next_topic_epoch(7, 0) == 8, "when it was made is not known"
 
 
 def test_an_earlier_connection_that_comes_late_does_not_replace_the_later_one() -> None:

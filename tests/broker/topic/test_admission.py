@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.broker.subscription.core.subscription_types import TYPES
+from magnetar.broker.subscription.core.subscription_types import SUBSCRIPTION_TYPE_ROWS
 from magnetar.broker.topic import admission_core as admission
 from magnetar.broker.topic.admission_core import TopicAdmission, host_of_address
 from magnetar.proto.applied import AppliedPolicies
@@ -19,7 +19,7 @@ class Who(NamedTuple):
 
 
 TOPIC = TopicName.parse("t")
-SHARED = TYPES[1]
+SHARED = SUBSCRIPTION_TYPE_ROWS[1]
 
 
 def test_a_host_is_an_address_without_its_port() -> None:
@@ -66,7 +66,7 @@ def test_l1_a_consumer_may_subscribe_at_its_rate_and_a_burst_of_one_period() -> 
 
 
 def test_l1_buckets_are_of_each_host_and_name_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "BUCKETS_MAX", 5)
+    monkeypatch.setattr(admission, "TOKEN_BUCKETS_MAX", 5)
     asked, applied = TopicAdmission(TOPIC, 0, 0), AppliedPolicies(subscribe_rate=1, subscribe_rate_period_s=10)
     asked.check_subscribe_rate(applied, Who("h:1"), "c", 0.0)
     asked.check_subscribe_rate(applied, Who("other:1"), "c", 0.0)

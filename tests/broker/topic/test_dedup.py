@@ -223,7 +223,7 @@ async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path)
         assert not (await producer.send(b"0")).duplicate, "it is off"
         await _policy(broker, '{"deduplication":true}')
         topic = await broker.topic_manager.load_topic(NAME)
-        topic.dedup.run_due(topic.applied)
+        topic.dedup.run_due_work(topic.applied)
         await settle(broker)
         assert (await record(running)).dedup is not None
         producer.sequence_id = 0

@@ -14,11 +14,11 @@ from pyroaring import BitMap64
 
 from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.log.log_queue_core import SequenceRange
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.topic.dedup import decode_piece, decode_snapshot, encode_snapshot
 from magnetar.broker.topic.dedup_core import (
-    GAP_BYTES_MAX,
-    NOTHING,
+    NO_PROGRESS,
+    SEQUENCE_GAP_BYTES_MAX,
     DedupCore,
     DedupSnapshot,
     DedupVerdict,
@@ -95,7 +95,7 @@ class Deployment:
         if not client.connected or not client.unsent:
             return
         numbers = client.waiting[-client.unsent]
-        verdict = self.dedup.judge(client.name, numbers)
+        verdict = self.dedup.judge_duplicate(client.name, numbers)
         self.verdicts.add(verdict)
         if verdict is DedupVerdict.NEW:
             client.unsent -= 1
@@ -192,7 +192,7 @@ class Deployment:
 def effects(log: list[Entry]) -> dict[str, ProducerSequenceProgress]:
     found: dict[str, ProducerSequenceProgress] = {}
     for name, numbers in log:
-        found[name] = found.get(name, NOTHING).extended_by(numbers)
+        found[name] = found.get(name, NO_PROGRESS).extended_by(numbers)
     return found
 
 
@@ -221,35 +221,35 @@ def on() -> DedupCore:
 
 def test_a_failure_makes_what_was_pushed_new_again() -> None:
     dedup = on()
-    assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.NEW] * 3
+    assert [dedup.judge_duplicate("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.NEW] * 3
     dedup.on_publish_confirmed("p", SequenceRange(0, 0), Position(1, 0))
     dedup.on_publish_failed("p")
-    assert dedup.judge("p", SequenceRange(2, 2)) is DedupVerdict.UNKNOWN, "one is still on its way"
+    assert dedup.judge_duplicate("p", SequenceRange(2, 2)) is DedupVerdict.UNKNOWN, "one is still on its way"
     dedup.on_publish_failed("p")
-    assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.DUPLICATE,
+    assert [dedup.judge_duplicate("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.DUPLICATE,
         DedupVerdict.NEW, DedupVerdict.NEW]
 
 
 def test_a_batch_that_is_stored_in_part_is_neither_stored_nor_new() -> None:
     """Called a duplicate, its second half would be lost."""
     dedup = on()
-    dedup.judge("p", SequenceRange(0, 9))
+    dedup.judge_duplicate("p", SequenceRange(0, 9))
     dedup.on_publish_confirmed("p", SequenceRange(0, 9), Position(1, 0))
-    assert dedup.judge("p", SequenceRange(7, 12)) is DedupVerdict.OVERLAP
-    assert dedup.judge("p", SequenceRange(10, 12)) is DedupVerdict.NEW
+    assert dedup.judge_duplicate("p", SequenceRange(7, 12)) is DedupVerdict.OVERLAP
+    assert dedup.judge_duplicate("p", SequenceRange(10, 12)) is DedupVerdict.NEW
 
 
 def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connected() -> None:
     dedup = DedupCore(now=0.0)
     dedup.on_producer_joined("here")
     for entry_id, name in enumerate(["here", "gone", "here"]):
-        assert dedup.judge(name, SequenceRange(7, 7)) is DedupVerdict.NEW
+        assert dedup.judge_duplicate(name, SequenceRange(7, 7)) is DedupVerdict.NEW
         dedup.on_publish_confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
-    dedup.judge("here", SequenceRange(8, 8))
+    dedup.judge_duplicate("here", SequenceRange(8, 8))
     dedup.enable()
-    assert dedup.judge("here", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
-    assert dedup.judge("here", SequenceRange(8, 8)) is DedupVerdict.UNKNOWN
-    assert dedup.judge("gone", SequenceRange(3, 3)) is DedupVerdict.NEW
+    assert dedup.judge_duplicate("here", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
+    assert dedup.judge_duplicate("here", SequenceRange(8, 8)) is DedupVerdict.UNKNOWN
+    assert dedup.judge_duplicate("gone", SequenceRange(3, 3)) is DedupVerdict.NEW
     dedup.check()
 
 
@@ -257,7 +257,7 @@ def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_
     dedup = on()
     for number in range(5):
         dedup.on_producer_joined(f"p{number}")
-        dedup.judge(f"p{number}", SequenceRange(0, 0))
+        dedup.judge_duplicate(f"p{number}", SequenceRange(0, 0))
         dedup.on_publish_confirmed(f"p{number}", SequenceRange(0, 0), Position(1, number))
     for number in range(4):
         dedup.on_producer_left(f"p{number}", now=float(number))
@@ -281,7 +281,7 @@ def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_bee
     dedup.on_producer_left("back", up_s + 1.0)
     dedup.expire_producers(up_s + 1.0, inactive_s=100.0, producers_max=10)
     assert set(dedup.snapshot().persisted) == {"back", "away"}
-    assert dedup.judge("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
+    assert dedup.judge_duplicate("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
     dedup.expire_producers(up_s + 100.5, inactive_s=100.0, producers_max=10)
     assert set(dedup.snapshot().persisted) == {"back"}
 
@@ -301,7 +301,7 @@ class Chunks:
     def send(self, *entries: SequenceRange, flies: bool = False) -> list[str]:
         found = []
         for each in entries:
-            verdict = self.dedup.judge("p", each)
+            verdict = self.dedup.judge_duplicate("p", each)
             found.append(verdict.name)
             if verdict is DedupVerdict.NEW and not flies:
                 self.store(each)
@@ -370,16 +370,16 @@ def test_a_commit_in_the_middle_of_a_message_in_chunks_changes_nothing_for_it() 
 
 def test_in_a_transaction_a_chunk_follows_one_of_the_same_transaction_and_an_abort_lets_all_come_again() -> None:
     shape = LogShape()
-    span = shape.add(Span(1, 0, open=True))
+    span = shape.add(LedgerSpan(1, 0, open=True))
     dedup, core = on(), TopicTransactionsCore(shape, TxnSnapshot(START))
     for born in (1, 2):
         txn = TxnId.from_parts(1, 1, born)
         core.register_unresolved_transaction(txn)
         core.on_transaction_joined(txn)
-        assert core.judge(txn, "p", chunk_of("a", 1)) is DedupVerdict.UNORDERED
+        assert core.judge_duplicate(txn, "p", chunk_of("a", 1)) is DedupVerdict.UNORDERED
         for number in (0, 1) if born == 1 else range(3):
             assert dedup.judge_by_stored_entries("p", chunk_of("a", number)) is DedupVerdict.NEW
-            assert core.judge(txn, "p", chunk_of("a", number)) is DedupVerdict.NEW
+            assert core.judge_duplicate(txn, "p", chunk_of("a", number)) is DedupVerdict.NEW
             span.last_entry, span.end_index = span.last_entry + 1, span.end_index + 1
             position = Position(1, span.last_entry)
             core.on_publish_confirmed(txn, "p", chunk_of("a", number), position, position[1], 1, 10)
@@ -392,7 +392,7 @@ def test_in_a_transaction_a_chunk_follows_one_of_the_same_transaction_and_an_abo
             log = Chunks()
             log.dedup, log.entries = dedup, 91
             assert log.send(chunk_of("z", 1), chunk_of("z", 2)) == ["UNORDERED"] * 2, "its ids are a gap now"
-    assert dedup.judge("p", chunk_of("z", 2)) is DedupVerdict.DUPLICATE
+    assert dedup.judge_duplicate("p", chunk_of("z", 2)) is DedupVerdict.DUPLICATE
 
 
 # ------------------------------------------------------------------------------------- transactions of a producer
@@ -402,7 +402,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
 ) -> None:
     """Any id at any time, against plain sets. With crashes: a snapshot, and the log after it."""
     rng, shape = random.Random(seed), LogShape()
-    span = shape.add(Span(1, 0, open=True))
+    span = shape.add(LedgerSpan(1, 0, open=True))
     dedup, core = DedupCore(DedupSnapshot(START, {}), now=0.0), TopicTransactionsCore(shape, TxnSnapshot(START))
     log: list[tuple[int, TxnId | None]] = []
     open_: dict[TxnId, set[int]] = {}
@@ -452,9 +452,9 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             assert core.find_other_transaction_of_sequence("p", to, numbers) == holder
             if holder is not None or (to is not None and number < max(open_[to], default=-1)):
                 continue  # it waits; or goes back inside its transaction
-            verdict = dedup.judge("p", numbers) if to is None else dedup.judge_by_stored_entries("p", numbers)
+            verdict = dedup.judge_duplicate("p", numbers) if to is None else dedup.judge_by_stored_entries("p", numbers)
             if to is not None and verdict is DedupVerdict.NEW:
-                verdict = core.judge(to, "p", numbers)
+                verdict = core.judge_duplicate(to, "p", numbers)
             known = number in stored or (to is not None and number in open_[to])
             if not known and number <= highest and number not in {n for n, of in log if of is not None}:
                 assert verdict in (DedupVerdict.DUPLICATE, DedupVerdict.NEW)  # it was left out
@@ -483,7 +483,7 @@ def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
     for number in range(400_001, 420_000, 2):
         dedup.add_aborted_sequence_gaps({"p": BitMap64([number])})
     gaps = dedup.snapshot().gaps["p"]
-    assert len(gaps.serialize()) <= GAP_BYTES_MAX
+    assert len(gaps.serialize()) <= SEQUENCE_GAP_BYTES_MAX
     assert gaps.max() == 419_999
     assert dedup.judge_by_stored_entries("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
     assert dedup.judge_by_stored_entries("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"

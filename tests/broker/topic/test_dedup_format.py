@@ -38,7 +38,7 @@ def test_a_large_snapshot_is_several_entries() -> None:
     )
     entries = stored.encode_snapshot(large, 1)
     assert len(entries) > 1
-    assert max(map(len, entries)) <= stored.PIECE_BYTES + 64
+    assert max(map(len, entries)) <= stored.SNAPSHOT_PIECE_BYTES_MAX + 64
     assert read(entries) == large
 
 

@@ -159,7 +159,7 @@ async def test_a_commit_on_its_way_is_waited_for_and_counts(scene: Scene) -> Non
 async def test_a_coordinator_that_does_not_answer_keeps_the_topic_as_it_was(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
-    monkeypatch.setattr(deletion, "ANSWER_S", 0.3)
+    monkeypatch.setattr(deletion, "ANSWER_TIMEOUT_S", 0.3)
     with scene.coordinator.unreachable(), pytest.raises(TransactionsOpen) as refused:
         await scene.delete(force=force)
     assert refused.value.fields["state"] == "UNKNOWN"
@@ -173,7 +173,7 @@ async def test_a_coordinator_that_does_not_answer_keeps_the_topic_as_it_was(
 async def test_a_coordinator_that_hangs_ends_the_deletion_in_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deletion, "ANSWER_S", 0.3)
+    monkeypatch.setattr(deletion, "ANSWER_TIMEOUT_S", 0.3)
     scene.coordinator.deciding.clear()
     with pytest.raises(TransactionsOpen, match="no answer within"):
         await scene.delete(force=True)

@@ -11,10 +11,10 @@ from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.log.managed_ledger import topic_path as topic_path
 from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.broker.topic.storage import DurableTopicStorage
-from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
+from magnetar.broker.topic.topic import PRODUCER_NAMES_BYTES_MAX, RECORD_LOST_PROPERTY, Topic
 from magnetar.metadata.records import CursorRecord
 from magnetar.metadata.sqlite import LocalSession
-from magnetar.metadata.store import ANY, CheckNodeVersion, DeleteNode, Operation, get_record
+from magnetar.metadata.store import ANY_VERSION, CheckNodeVersion, CommitOperation, DeleteNode, get_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, MessageTooLarge, OutcomeUnknown, Unavailable
 from magnetar.proto.names import TopicName
@@ -48,7 +48,7 @@ async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_b
     before = len(topic.log.shape)
     assert topic.log.record.subscriptions == ("kept", "lost")
     await broker.topic_manager.unload_topic(NAME)
-    await running.sessions[0].commit([DeleteNode(cursor_path(NAME, "lost"), ANY)])
+    await running.sessions[0].commit([DeleteNode(cursor_path(NAME, "lost"), ANY_VERSION)])
     with caplog.at_level(logging.ERROR):
         topic = await broker.topic_manager.load_topic(NAME)
     assert "the record of the subscription is lost" in caplog.text
@@ -56,7 +56,7 @@ async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_b
     assert len(topic.log.shape) == before, "nothing went"
     store = topic.find_subscription("lost").store
     assert store is not None
-    assert int(store.properties[RECORD_LOST]) > 0, "an operator sees it"
+    assert int(store.properties[RECORD_LOST_PROPERTY]) > 0, "an operator sees it"
     consumer = await TestConsumer(
         world, broker, TOPIC, subscription="lost", initial_position=wire.Subscribe.LATEST
     ).ready()
@@ -78,7 +78,7 @@ async def test_messages_stay_while_a_record_of_them_is_damaged_and_who_asks_is_t
     for place in (0, 2, 6, len(whole) - 3):
         bad = bytearray(whole)
         bad[place] ^= 1
-        await session.put(path, bytes(bad), ANY)
+        await session.put(path, bytes(bad), ANY_VERSION)
         with pytest.raises(DataLost, match=path) as told:
             await broker.topic_manager.load_topic(NAME)
         assert "restore" in told.value.message
@@ -86,7 +86,7 @@ async def test_messages_stay_while_a_record_of_them_is_damaged_and_who_asks_is_t
         consumer = TestConsumer(world, broker, TOPIC, subscription="lost")
         with pytest.raises(DataLost):
             await consumer.ready()
-    await session.put(path, whole, ANY)
+    await session.put(path, whole, ANY_VERSION)
     topic = await broker.topic_manager.load_topic(NAME)
     assert len(topic.log.shape) == before, "nothing went"
     consumer = await TestConsumer(world, broker, TOPIC, subscription="lost").ready()
@@ -183,7 +183,7 @@ async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_lis
     topic = await running.brokers[0].topic_manager.load_topic(NAME)
     await topic.registry.subscribe("kept")
     assert topic.log.record.subscriptions == ("kept", "lost")
-    for number in range(NAMES_BYTES_MAX // 200 + 1):
+    for number in range(PRODUCER_NAMES_BYTES_MAX // 200 + 1):
         if topic.log.record.subscriptions is None:
             break
         await topic.registry.subscribe(f"{number:0200d}")
@@ -196,7 +196,7 @@ async def test_a_crash_after_the_first_of_two_lost_ones_was_made_anew_forgets_th
     broker = running.brokers[0]
     await _published(running)
     await broker.topic_manager.unload_topic(NAME)
-    await running.sessions[0].commit([DeleteNode(cursor_path(NAME, each), ANY) for each in ("kept", "lost")])
+    await running.sessions[0].commit([DeleteNode(cursor_path(NAME, each), ANY_VERSION) for each in ("kept", "lost")])
     create, made = DurableTopicStorage.create_subscription, list[str]()
 
     async def crash(self: DurableTopicStorage, owner: Any, name: str, *given: Any) -> Any:
@@ -219,7 +219,7 @@ async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in
     topic = await broker.topic_manager.load_topic(NAME)
     commits, commit = list[list[str]](), LocalSession.commit
 
-    async def counted(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
+    async def counted(self: LocalSession, operations: Sequence[CommitOperation]) -> list[int]:
         commits.append([each.path for each in operations])
         return await commit(self, operations)
 
@@ -249,7 +249,7 @@ async def test_subscriptions_that_are_too_large_for_one_commit_are_claimed_one_b
     await broker.topic_manager.unload_topic(NAME)
     commit = LocalSession.commit
 
-    async def one_at_a_time(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
+    async def one_at_a_time(self: LocalSession, operations: Sequence[CommitOperation]) -> list[int]:
         if sum(not isinstance(each, CheckNodeVersion) for each in operations) > 1:
             raise MessageTooLarge("a commit of more than one")
         return await commit(self, operations)

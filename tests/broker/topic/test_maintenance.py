@@ -14,7 +14,7 @@ import pytest
 
 from magnetar.broker.session import summaries
 from magnetar.broker.topic import statistics as backlog
-from magnetar.broker.topic.maintenance import STEPS, TopicMaintenance
+from magnetar.broker.topic.maintenance import MAINTENANCE_STEPS, TopicMaintenance
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
@@ -493,9 +493,11 @@ async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
 
         return run
 
-    monkeypatch.setattr("magnetar.broker.topic.maintenance.STEPS", tuple(failing(step) for step in STEPS))
+    monkeypatch.setattr(
+        "magnetar.broker.topic.maintenance.MAINTENANCE_STEPS", tuple(failing(step) for step in MAINTENANCE_STEPS)
+    )
     await at.later(1)
-    assert done == [step.__name__ for step in STEPS]
+    assert done == [step.__name__ for step in MAINTENANCE_STEPS]
 
 
 async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_itself(at: Deployment) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.core.subscription_types import TYPES
+from magnetar.broker.subscription.core.subscription_types import SUBSCRIPTION_TYPE_ROWS
 from magnetar.broker.topic.nonpersistent import IN_FLIGHT_ENTRIES, NonPersistentLog
 from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio
@@ -55,7 +55,7 @@ async def test_t2_without_a_bookie_publishes_are_taken_and_connected_consumers_g
     assert not await running.store.new_session().children(paths.topics("public", "default")), "no record of it"
 
 
-@pytest.mark.parametrize("type_", sorted(TYPES), ids=lambda type_: wire.Subscribe.Type.Name(type_))
+@pytest.mark.parametrize("type_", sorted(SUBSCRIPTION_TYPE_ROWS), ids=lambda type_: wire.Subscribe.Type.Name(type_))
 async def test_t2_every_subscription_type_is_served_and_nothing_is_redelivered(running: Cluster, type_: Any) -> None:
     producer = await producer_of(running)
     consumer = await consumer_of(running, type=type_)

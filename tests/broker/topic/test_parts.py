@@ -35,7 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(of, method, recorded)
 
     for part in PARTS:
-        for method in ("open", "run_due", "trim_limit", "stop", "close", "list_own_ledgers"):
+        for method in ("open", "run_due_work", "trim_limit", "stop", "close", "list_own_ledgers"):
             record(part, method)
     record(TopicLog, "open")
     record(TopicLog, "close")
@@ -82,8 +82,8 @@ async def test_each_part_is_looked_at_with_the_topic_and_asked_what_it_holds_bef
     await running.brokers[0].topic_manager.load_topic(NAME)
     calls.clear()
     await running.brokers[0].topic_manager.maintain_topics()
-    assert [each for each in calls if "run_due" in each] == _each("run_due")
-    assert calls.index("Deduplication.run_due") < calls.index("Deduplication.trim_limit")
+    assert [each for each in calls if "run_due_work" in each] == _each("run_due_work")
+    assert calls.index("Deduplication.run_due_work") < calls.index("Deduplication.trim_limit")
 
 
 def _each(method: str) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from magnetar.broker.log.appender import LogAppender
 from magnetar.broker.server import Broker
 from magnetar.broker.topic import transactions_core
-from magnetar.broker.topic.outcomes import OutcomesLedger
+from magnetar.broker.topic.outcomes import TransactionOutcomesLedger
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions_core import TxnPhaseAtTopic
 from magnetar.client.admin import AdminClient
@@ -175,7 +175,7 @@ async def test_a_refused_send_is_never_in_the_log(coordinator: FakeCoordinator, 
 async def test_a_coordinator_that_does_not_answer_holds_up_its_own_producer_alone(
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.broker.topic.txn_joins.JOIN_S", 0.3)
+    monkeypatch.setattr("magnetar.broker.topic.txn_joins.JOIN_TIMEOUT_S", 0.3)
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         producer = await TxnProducer(running.world, broker, TOPIC).opened()
@@ -233,7 +233,7 @@ async def test_another_role_does_not_learn_that_a_transaction_has_ended_here(
 async def test_at_its_bound_a_topic_tells_another_role_of_a_known_and_an_unknown_transaction_alike(
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions_core, "OPEN_MAX", 1)
+    monkeypatch.setattr(transactions_core, "OPEN_TRANSACTIONS_MAX", 1)
     async with cluster(tmp_path) as running:
         topic, known, unknown = await loaded(running.brokers[0]), coordinator.begin(), coordinator.begin()
         coordinator.owners |= {known: "billing", unknown: "billing"}
@@ -337,13 +337,13 @@ async def test_a_settlement_is_answered_when_it_is_stored_and_twice_is_once(
     txn = coordinator.begin()
     await producer.send_in(txn, b"0")
     topic, go_on = await loaded(broker), asyncio.Event()
-    honest = OutcomesLedger._write
+    honest = TransactionOutcomesLedger._write
 
-    async def slow(self: OutcomesLedger) -> None:
+    async def slow(self: TransactionOutcomesLedger) -> None:
         await go_on.wait()
         await honest(self)
 
-    monkeypatch.setattr(OutcomesLedger, "_write", slow)
+    monkeypatch.setattr(TransactionOutcomesLedger, "_write", slow)
     ending = [asyncio.create_task(coordinator.end(topic, txn, False)) for _ in range(3)]
     done, _ = await asyncio.wait(ending, timeout=0.3)
     assert not done, "it is answered before it is durable"
@@ -519,8 +519,8 @@ async def test_an_answer_that_tells_no_outcome_shows_nothing_and_the_topic_asks_
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No coordinator tells a topic "forgotten" (invariant 87). One that did would not make entries count."""
-    monkeypatch.setattr("magnetar.broker.topic.txn_joins.OPEN_ASK_S", 0.1)
-    monkeypatch.setattr("magnetar.broker.topic.txn_joins.ASK_S_MAX", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_joins.OPEN_STATE_ASK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_joins.OUTCOME_ASK_PAUSE_S_MAX", 0.1)
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         consumer = await TestConsumer(running.world, broker, TOPIC).ready()
@@ -608,7 +608,7 @@ async def test_a_load_that_cannot_read_the_outcomes_says_so_and_the_next_one_has
         raise Unavailable("no bookie answers")
 
     with monkeypatch.context() as patched:
-        patched.setattr(OutcomesLedger, "recover", no_answer)
+        patched.setattr(TransactionOutcomesLedger, "recover", no_answer)
         with pytest.raises(Unavailable, match="no bookie answers"):
             await loaded(broker)
     assert await shown(broker) == [b"1"]
@@ -779,7 +779,7 @@ async def test_plain_traffic_after_the_last_transaction_does_not_keep_ledgers(
         assert ledger is not None
         writes = ledger.writes
         for part in topic.parts:
-            part.run_due(topic.applied)
+            part.run_due_work(topic.applied)
         await until(lambda: ledger.writes > writes)
         assert len(await topic.trim_ledgers()) == 3
 

@@ -8,7 +8,7 @@ from pyroaring import BitMap, BitMap64
 
 from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.log.log_queue_core import SequenceRange
-from magnetar.broker.log.log_shape_core import CommittedShape, LogShape, Span
+from magnetar.broker.log.log_shape_core import CommittedShape, LedgerSpan, LogShape
 from magnetar.broker.topic import outcomes as stored
 from magnetar.broker.topic.dedup_core import DedupVerdict
 from magnetar.broker.topic.transactions_core import OpenTxnInSnapshot, TopicTransactionsCore, TxnSnapshot
@@ -58,7 +58,7 @@ class Walk:
         self.rng = random.Random(seed)
         self.model = Model()
         self.shape = LogShape()
-        self.shape.add(Span(1, 0, open=True))
+        self.shape.add(LedgerSpan(1, 0, open=True))
         self.view = CommittedShape(self.shape)
         self.start(TxnSnapshot(Position(1, -1)))
         self.flying: list[Entry] = []
@@ -94,8 +94,8 @@ class Walk:
     def push(self, txn: TxnId | None) -> None:
         if txn is not None:
             numbers = SequenceRange(self.number, self.number)
-            assert self.core.judge(txn, "p", numbers) is DedupVerdict.NEW
-            assert self.core.judge(txn, "p", numbers) is DedupVerdict.UNKNOWN
+            assert self.core.judge_duplicate(txn, "p", numbers) is DedupVerdict.NEW
+            assert self.core.judge_duplicate(txn, "p", numbers) is DedupVerdict.UNKNOWN
         self.flying.append(Entry(Position(0, 0), 0, self.rng.randint(1, 4), txn, self.number))
         self.number += 1
 
@@ -112,7 +112,7 @@ class Walk:
             numbers = SequenceRange(entry.sequence, entry.sequence)
             self.core.on_publish_confirmed(entry.txn, "p", numbers, entry.position, entry.first_index, entry.count, 10)
             if entry.state == OPEN:
-                assert self.core.judge(entry.txn, "p", numbers) is DedupVerdict.DUPLICATE
+                assert self.core.judge_duplicate(entry.txn, "p", numbers) is DedupVerdict.DUPLICATE
 
     def end(self) -> None:
         if not self.core.open_transaction_ids:
@@ -138,7 +138,7 @@ class Walk:
         tail = self.shape.tail_span
         if tail.last_entry >= 0 and self.rng.random() < 0.5:
             self.shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, 100, 0)
-            self.shape.add(Span(tail.ledger_id + self.rng.randint(1, 3), tail.end_index, open=True))
+            self.shape.add(LedgerSpan(tail.ledger_id + self.rng.randint(1, 3), tail.end_index, open=True))
 
     def trim(self) -> None:
         """What is open, or not in the snapshot, holds the log."""
@@ -250,7 +250,7 @@ def test_what_is_shown_is_what_the_lists_say_with_a_crash_at_any_point(seed: int
 
 def opened(*txns: int) -> TopicTransactionsCore:
     shape = LogShape()
-    shape.add(Span(1, 0, open=True))
+    shape.add(LedgerSpan(1, 0, open=True))
     core = TopicTransactionsCore(shape, TxnSnapshot(Position(1, -1)))
     for each in txns:
         core.register_unresolved_transaction(TxnId(0, each))
@@ -260,7 +260,7 @@ def opened(*txns: int) -> TopicTransactionsCore:
 
 def store(core: TopicTransactionsCore, txn: TxnId, sequence: int, entry_id: int, *, name: str = "p") -> None:
     tail = core._shape.tail_span
-    core.judge(txn, name, SequenceRange(sequence, sequence))
+    core.judge_duplicate(txn, name, SequenceRange(sequence, sequence))
     tail.last_entry, tail.end_index = entry_id, entry_id + 1
     core.on_publish_confirmed(txn, name, SequenceRange(sequence, sequence), Position(1, entry_id), entry_id, 1, 10)
 
@@ -271,7 +271,7 @@ def test_after_an_abort_the_same_sequence_ids_are_new_and_a_commit_returns_them(
     assert core.last_sequence_id("p") == 7
     assert core.settle(Settlement(first, False)).numbers == {}
     assert core.last_sequence_id("p") == -1
-    assert core.judge(second, "p", SequenceRange(7, 7)) is DedupVerdict.NEW
+    assert core.judge_duplicate(second, "p", SequenceRange(7, 7)) is DedupVerdict.NEW
     core.on_publish_failed(second, "p")
     store(core, second, 7, 1)
     assert core.settle(Settlement(second, True, 1, Position(1, 1))).numbers["p"].number == 7
@@ -296,7 +296,7 @@ def test_a_late_send_never_hides_committed_entries() -> None:
     """Aborted are positions and not ids: what was shown stays, whatever comes under the same id."""
     core, txn = opened(1), TxnId(0, 1)
     store(core, txn, 0, 0)
-    core.judge(txn, "p", SequenceRange(1, 1))
+    core.judge_duplicate(txn, "p", SequenceRange(1, 1))
     core.settle(Settlement(txn, True, 1, Position(1, 0)))
     core._shape.tail_span.last_entry, core._shape.tail_span.end_index = 1, 2
     core.on_publish_confirmed(txn, "p", SequenceRange(1, 1), Position(1, 1), 1, 1, 10)
@@ -368,7 +368,7 @@ def test_what_was_decided_before_a_late_acknowledgement_is_not_called_lost() -> 
 
 def test_a_million_aborts_are_stored_whole_and_take_little_memory() -> None:
     shape = LogShape()
-    shape.add(Span(1, 0, 1_999_999, 2_000_000, open=True))
+    shape.add(LedgerSpan(1, 0, 1_999_999, 2_000_000, open=True))
     entries, indexes = BitMap(range(0, 2_000_000, 2)), BitMap64(range(0, 2_000_000, 2))
     core = TopicTransactionsCore(shape, TxnSnapshot(Position(1, 1_999_999)))
     core.aborted[1], core.sizes[1], core.aborted_indexes = entries, 1, indexes

@@ -21,12 +21,12 @@ PART = AbortedEntriesOfLedger(BitMap([1, 3]), BitMap64([1 << 40, (1 << 40) + 1])
 
 def test_a_marker_is_read_as_it_was_written() -> None:
     pieces = [stored.decode_piece(each) for each in stored.encode_marker(MARKER, 6)]
-    assert [(each.kind, each.sequence, each.is_last_piece) for each in pieces] == [(stored.MARKER, 6, True)]
+    assert [(each.kind, each.sequence, each.is_last_piece) for each in pieces] == [(stored.MARKER_KIND, 6, True)]
     assert stored.decode_marker(pieces) == MARKER
 
 
 def test_a_large_marker_has_several_pieces_and_the_last_one_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "PIECE_BYTES", 50)
+    monkeypatch.setattr(stored, "OUTCOMES_PIECE_BYTES_MAX", 50)
     pieces = [stored.decode_piece(each) for each in stored.encode_marker(MARKER, 6)]
     assert [each.is_last_piece for each in pieces] == [False] * (len(pieces) - 1) + [True]
     assert stored.decode_marker(pieces) == MARKER

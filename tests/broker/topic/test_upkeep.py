@@ -5,17 +5,17 @@ from functools import partial
 import pytest
 
 from magnetar.broker.log.log_shape_core import (
+    LedgerSpan,
     LogShape,
     Retention,
-    Span,
     TrimLimit,
     find_trimmable_ledgers,
     list_reasons_to_keep_ledgers,
 )
 from magnetar.broker.topic.admission_core import (
-    backlog_bytes,
+    compute_backlog_bytes,
     find_mark_for_backlog_bytes,
-    is_inactive,
+    is_topic_inactive,
     judge_backlog_quota,
     must_roll_ledger,
 )
@@ -33,7 +33,7 @@ def shape(*sizes: int, entries: int = 10) -> LogShape:
     for number, size in enumerate(sizes, 1):
         last = number == len(sizes)
         made.add(
-            Span(
+            LedgerSpan(
                 number, (number - 1) * entries, entries - 1 if size else -1,
                 (number - 1) * entries + (entries if size else 0), size, open=last, closed_ms=0 if last else 1000,
             )
@@ -117,10 +117,10 @@ def test_the_open_ledger_of_a_topic_without_subscriptions_ends_by_its_age_alone(
 
 def test_the_backlog_lies_behind_the_mark() -> None:
     log = shape(100, 100, 100)
-    assert backlog_bytes(log, Position(3, 9)) == 0
-    assert backlog_bytes(log, Position(2, 9)) == 100
-    assert backlog_bytes(log, Position(2, 4)) == 150
-    assert backlog_bytes(log, log.start_position) == 300
+    assert compute_backlog_bytes(log, Position(3, 9)) == 0
+    assert compute_backlog_bytes(log, Position(2, 9)) == 100
+    assert compute_backlog_bytes(log, Position(2, 4)) == 150
+    assert compute_backlog_bytes(log, log.start_position) == 300
 
 
 @pytest.mark.parametrize(
@@ -144,18 +144,18 @@ def test_a17_eviction_gives_up_no_more_than_it_must() -> None:
     log = shape(100, 100, 100)
     for limit in (0, 5, 50, 100, 101, 199, 250):
         mark = find_mark_for_backlog_bytes(log, limit)
-        assert backlog_bytes(log, mark) <= limit
-        assert backlog_bytes(log, mark) > limit - 11, "one entry more would be too much"
+        assert compute_backlog_bytes(log, mark) <= limit
+        assert compute_backlog_bytes(log, mark) > limit - 11, "one entry more would be too much"
     assert find_mark_for_backlog_bytes(log, 300) == log.start_position
 
 
 def test_t6_a_topic_is_inactive_when_nobody_uses_it_for_so_long() -> None:
     first = AppliedPolicies(inactive_s=60)
-    assert is_inactive(first, users=0, subscriptions=0, backlog=False, unused_s=60)
-    assert not is_inactive(first, users=0, subscriptions=0, backlog=False, unused_s=59)
-    assert not is_inactive(first, users=1, subscriptions=0, backlog=False, unused_s=99)
-    assert not is_inactive(first, users=0, subscriptions=1, backlog=False, unused_s=99)
-    assert not is_inactive(AppliedPolicies(), users=0, subscriptions=0, backlog=False, unused_s=10**9), "off"
+    assert is_topic_inactive(first, users=0, subscriptions=0, backlog=False, unused_s=60)
+    assert not is_topic_inactive(first, users=0, subscriptions=0, backlog=False, unused_s=59)
+    assert not is_topic_inactive(first, users=1, subscriptions=0, backlog=False, unused_s=99)
+    assert not is_topic_inactive(first, users=0, subscriptions=1, backlog=False, unused_s=99)
+    assert not is_topic_inactive(AppliedPolicies(), users=0, subscriptions=0, backlog=False, unused_s=10**9), "off"
     second = AppliedPolicies(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
-    assert is_inactive(second, users=0, subscriptions=3, backlog=False, unused_s=60)
-    assert not is_inactive(second, users=0, subscriptions=3, backlog=True, unused_s=99)
+    assert is_topic_inactive(second, users=0, subscriptions=3, backlog=False, unused_s=60)
+    assert not is_topic_inactive(second, users=0, subscriptions=3, backlog=True, unused_s=99)

@@ -15,8 +15,8 @@ from magnetar.broker.transaction.intents_core import (
     AnswerRequest,
     AskAboutHalfMessage,
     ChangeHalf,
+    CoordinatorEffect,
     CoordinatorLimits,
-    Effect,
     EndHalf,
     GetTransactionStatus,
     HalfMessageEndVerb,
@@ -28,7 +28,7 @@ from magnetar.broker.transaction.intents_core import (
     WatchHalves,
 )
 from magnetar.broker.transaction.records_core import (
-    AnyRecord,
+    AnyCoordinatorRecord,
     HalfMessage,
     HalfMessageRolledBack,
     HalfMessageStored,
@@ -140,7 +140,7 @@ class HalfWorld(World):
                 self.in_doubt |= {half} if (half := half_of(record)) else set()
         return found
 
-    def _write(self, records: Sequence[AnyRecord]) -> None:
+    def _write(self, records: Sequence[AnyCoordinatorRecord]) -> None:
         self.in_doubt.clear()
         for record in records:
             if isinstance(record, HalfMessageStored):
@@ -154,8 +154,8 @@ class HalfWorld(World):
         super()._write(records)
 
     # ------------------------------------------------------------------ effects
-    def _do(self, effects: Sequence[Effect]) -> None:
-        rest: list[Effect] = []
+    def _do(self, effects: Sequence[CoordinatorEffect]) -> None:
+        rest: list[CoordinatorEffect] = []
         for effect in effects:
             if isinstance(effect, PublishHalfMessage):
                 self.publishing.append(effect)
@@ -220,7 +220,7 @@ class _Asked(AskAboutHalfMessage):
     asked_at: float
 
 
-def half_of(record: AnyRecord) -> int:
+def half_of(record: AnyCoordinatorRecord) -> int:
     return record.half if isinstance(record, TransactionsCommitted | HalfMessageRolledBack | HalfMessageStored) else 0
 
 

@@ -16,23 +16,23 @@ from magnetar.broker.transaction.intents_core import (
     AppendRecords,
     BeginAnswer,
     BeginTransactions,
+    CoordinatorEffect,
+    CoordinatorIntent,
     CoordinatorLimits,
-    Effect,
     EndTransaction,
     GetTransactionStatus,
-    Intent,
     JoinTransaction,
     SendOutcomeToParticipant,
     TransactionEndVerb,
     TransactionRow,
 )
 from magnetar.broker.transaction.records_core import (
-    AnyRecord,
+    AnyCoordinatorRecord,
     OutcomesDiscarded,
     TransactionsCommitted,
     TransactionsSettled,
 )
-from magnetar.broker.transaction.state_core import LOW_BITS, CommittedTransactionIds, CoordinatorState
+from magnetar.broker.transaction.state_core import LOW_ID_BITS, CommittedTransactionIds, CoordinatorState
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from magnetar.proto.states import ForgottenOutcome, TxnState
 
@@ -70,7 +70,7 @@ class Judge:
         else:
             assert txn not in self.committed, "ABORTED answered: no COMMIT exists"
 
-    def durable(self, record: AnyRecord) -> None:
+    def durable(self, record: AnyCoordinatorRecord) -> None:
         if isinstance(record, TransactionsCommitted):
             for txn, shares in record.txns:
                 if not shares:
@@ -98,10 +98,10 @@ class World:
     def __init__(self, limits: CoordinatorLimits | None = None, gap: Callable[[], int] = lambda: 0) -> None:
         self.limits, self.gap = limits or CoordinatorLimits(), gap
         self.judge = Judge()
-        self.log: list[AnyRecord] = []
+        self.log: list[AnyCoordinatorRecord] = []
         self.epoch = 0
         self.now = 1000.0
-        self.asked: dict[int, Intent] = {}
+        self.asked: dict[int, CoordinatorIntent] = {}
         self.answers: dict[int, object] = {}
         self.settling: list[SendOutcomeToParticipant] = []
         self.append_now: AppendRecords | None = None
@@ -126,7 +126,7 @@ class World:
         return self.core
 
     # ------------------------------------------------------------------ events
-    def ask(self, intent: Intent) -> None:
+    def ask(self, intent: CoordinatorIntent) -> None:
         assert isinstance(intent.request, int)
         self.asked[intent.request] = intent
         self._do(self.core.receive(intent, self.now))
@@ -154,7 +154,7 @@ class World:
         self._write(append.records)
         self._do(self.core.on_appended(append.number, self.now))
 
-    def _write(self, records: Sequence[AnyRecord]) -> None:
+    def _write(self, records: Sequence[AnyCoordinatorRecord]) -> None:
         self.log += deepcopy(list(records))
         self.judge.on_its_way.clear()
         for record in records:
@@ -207,7 +207,7 @@ class World:
                 self.settle()
 
     # ------------------------------------------------------------------ effects
-    def _do(self, effects: Sequence[Effect]) -> None:
+    def _do(self, effects: Sequence[CoordinatorEffect]) -> None:
         for effect in effects:
             if isinstance(effect, SendOutcomeToParticipant):
                 self.judge.told(effect)
@@ -256,7 +256,7 @@ class World:
 def _ids_by_owner(kept: CommittedTransactionIds) -> dict[str, set[int]]:
     """The ids of the committed transactions, by the role that began them; "": without a role."""
     listed = {
-        owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}
+        owner: {high << LOW_ID_BITS | low for high, lows in ids.items() for low in lows}
         for owner, ids in {"": kept._free, **kept._of}.items()
     }
     return {owner: ids for owner, ids in listed.items() if ids}

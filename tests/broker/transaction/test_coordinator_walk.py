@@ -20,7 +20,7 @@ from magnetar.broker.transaction.intents_core import (
     TransactionEndVerb,
     TransactionRow,
 )
-from magnetar.broker.transaction.records_core import Participant, SinkTag
+from magnetar.broker.transaction.records_core import Participant, SinkBatchTag
 from magnetar.proto.errors import NotOwner, OutcomeUnknown, TransactionAborted, TransactionForgotten
 from magnetar.proto.states import ForgottenOutcome, TxnState
 from tests.broker.transaction.judge import World
@@ -182,7 +182,7 @@ class History:
         if rng.random() < 0.3:
             options["name"] = rng.choice(("x", "y"))
         elif rng.random() < 0.3:
-            options["tag"] = SinkTag("sink", "query", self.batch + rng.randrange(2))
+            options["tag"] = SinkBatchTag("sink", "query", self.batch + rng.randrange(2))
         self.world.begin(self._request(), **options)
         self._collect()
 

@@ -4,7 +4,7 @@ import pytest
 
 from magnetar.broker.transaction import log as entries
 from magnetar.broker.transaction.records_core import (
-    AnyRecord,
+    AnyCoordinatorRecord,
     EpochHandedOver,
     HalfMessage,
     HalfMessageAgeRecorded,
@@ -24,7 +24,7 @@ from magnetar.broker.transaction.records_core import (
     SettledOutcomesInSnapshot,
     SinkBatch,
     SinkBatchRecorded,
-    SinkTag,
+    SinkBatchTag,
     TransactionOwner,
     TransactionPrepared,
     TransactionsSettled,
@@ -32,8 +32,8 @@ from magnetar.broker.transaction.records_core import (
 )
 from magnetar.proto.errors import NewerFormat
 
-OWNED = TransactionOwner("role", 60.0, "app", 3, SinkTag("sink", "query", 7, "run"))
-RECORDS: list[AnyRecord] = [
+OWNED = TransactionOwner("role", 60.0, "app", 3, SinkBatchTag("sink", "query", 7, "run"))
+RECORDS: list[AnyCoordinatorRecord] = [
     make_commit_record({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s",
     "q", 4)),
     TransactionPrepared(3, OWNED, [Participant("a")], 10.0), PreparedTransactionAborted(3, ["a"]),
@@ -52,7 +52,7 @@ RECORDS: list[AnyRecord] = [
 
 def test_what_is_written_is_read() -> None:
     (entry,) = entries.encode_records(RECORDS, 5)
-    assert entries.decode_coordinator_entry(entry, 5, "?") == (entries.RECORDS, RECORDS)
+    assert entries.decode_coordinator_entry(entry, 5, "?") == (entries.RECORDS_KIND, RECORDS)
 
 
 def test_the_example_of_the_docstring() -> None:
@@ -62,13 +62,13 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def test_a_snapshot_ends_once_however_large_it_is() -> None:
-    many: list[AnyRecord] = [NameHolderChanged("n" * 500, number) for number in range(5_000)]
+    many: list[AnyCoordinatorRecord] = [NameHolderChanged("n" * 500, number) for number in range(5_000)]
     pieces = [
         entries.decode_coordinator_entry(entry, number, "?")
         for number, entry in enumerate(entries.encode_snapshot(many))]
-    assert [piece.kind for piece in pieces] == [entries.SNAPSHOT] * (len(pieces) - 1) + [entries.SNAPSHOT_END]
+    assert [piece.kind for piece in pieces] == [entries.SNAPSHOT_KIND] * (len(pieces) - 1) + [entries.SNAPSHOT_END_KIND]
     assert [record for piece in pieces for record in piece.records] == many
-    assert entries.decode_coordinator_entry(entries.encode_snapshot([])[0], 0, "?") == (entries.SNAPSHOT_END, [])
+    assert entries.decode_coordinator_entry(entries.encode_snapshot([])[0], 0, "?") == (entries.SNAPSHOT_END_KIND, [])
 
 
 @pytest.mark.parametrize("at", range(0, 30, 3))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from magnetar.broker.common.config import LedgerReplication
 from magnetar.broker.log.snapshot_ledger import TopicStateLedgers
 from magnetar.broker.transaction import log as module
-from magnetar.broker.transaction.log import TAKE_OVER, CoordinatorFenced, CoordinatorLog
+from magnetar.broker.transaction.log import TAKE_OVER_STEPS, CoordinatorFenced, CoordinatorLog
 from magnetar.broker.transaction.records_core import NameHolderChanged
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.metadata import paths
@@ -107,7 +107,7 @@ async def test_a_crash_at_each_write_loses_nothing_that_was_confirmed(at: int, l
         await owner.open()
         for number in range(4):
             if number == 2:
-                owner.log._bytes = module.ROLL_BYTES + (1 << 30)  # full: it rolls
+                owner.log._bytes = module.ROLL_AFTER_BYTES + (1 << 30)  # full: it rolls
             await owner.write(str(number))
             confirmed.append(str(number))
 
@@ -129,7 +129,7 @@ async def test_an_append_that_fails_goes_on_in_the_next_ledger(monkeypatch: pyte
     storage = Storage()
     owner = await Owner(storage).open()
     owner.log._give_up_s = 30.0
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    monkeypatch.setattr(module, "APPEND_RETRY_S", 0.0)
     await owner.write("a")
     failing = [OutcomeUnknown("no answer")]
     append = Writer.append
@@ -175,8 +175,8 @@ async def test_a_lost_or_damaged_ledger_is_not_taken_for_an_empty_one() -> None:
 async def test_a_lost_or_damaged_record_is_not_taken_for_one_that_never_was() -> None:
     """A coordinator that began anew would answer "aborted" of what is committed, and give its ids again."""
     storage = Storage()
-    settings = encode_record(TransactionsRecord(coordinators=2), paths.TRANSACTIONS)
-    await storage.session().put(paths.TRANSACTIONS, settings, -1)
+    settings = encode_record(TransactionsRecord(coordinators=2), paths.TRANSACTION_SETTINGS)
+    await storage.session().put(paths.TRANSACTION_SETTINGS, settings, -1)
     owner = await Owner(storage).open()
     await owner.write("a")
     record = storage.nodes.pop(paths.coordinator(0))
@@ -192,7 +192,9 @@ async def test_a_lost_or_damaged_record_is_not_taken_for_one_that_never_was() ->
             await Owner(storage).open()
     storage.nodes[paths.coordinator(0)] = record
     assert names(await Owner(storage).open()) == ["a"], "the copy that has it was restored"
-    begun = decode_record(storage.nodes[paths.TRANSACTIONS].value, TransactionsRecord, paths.TRANSACTIONS)
+    begun = decode_record(
+        storage.nodes[paths.TRANSACTION_SETTINGS].value, TransactionsRecord, paths.TRANSACTION_SETTINGS
+    )
     assert begun == TransactionsRecord(coordinators=2, begun=(0,))
 
 
@@ -208,7 +210,9 @@ async def test_take_over_goes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> N
 
         return run
 
-    monkeypatch.setattr("magnetar.broker.transaction.log.TAKE_OVER", tuple(recorded(step) for step in TAKE_OVER))
+    monkeypatch.setattr(
+        "magnetar.broker.transaction.log.TAKE_OVER_STEPS", tuple(recorded(step) for step in TAKE_OVER_STEPS)
+    )
     await Owner(storage).open()
     assert steps == ["read_coordinator_claim", "recover_ledger", "store_coordinator_claim", "finish_take_over"]
 

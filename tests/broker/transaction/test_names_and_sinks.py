@@ -1,6 +1,6 @@
 """Names that fence, batches of sinks that are committed once, bounds, and ids that come to their end."""
 
-from magnetar.broker.transaction.begins_core import BLOCK_MAX
+from magnetar.broker.transaction.begins_core import IDS_PER_BLOCK_MAX
 from magnetar.broker.transaction.intents_core import (
     BeginAnswer,
     BeginTransactions,
@@ -11,7 +11,7 @@ from magnetar.broker.transaction.intents_core import (
     JoinTransaction,
     TransactionEndVerb,
 )
-from magnetar.broker.transaction.records_core import SinkTag
+from magnetar.broker.transaction.records_core import SinkBatchTag
 from magnetar.broker.transaction.state_core import COUNTER_MAX, EPOCH_MAX
 from magnetar.proto.errors import (
     BackPressure,
@@ -77,8 +77,8 @@ def batch(world: World, request: int, number: int, *txns: int, query: str = "q",
 def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_aborted() -> None:
     world = World()
     first, twin = (
-        world.begin(0, tag=SinkTag("sink", "q", 0, "run 1")),
-        world.begin(1, tag=SinkTag("sink", "q", 0, "run 2")),
+        world.begin(0, tag=SinkBatchTag("sink", "q", 0, "run 1")),
+        world.begin(1, tag=SinkBatchTag("sink", "q", 0, "run 2")),
     )
     for request, txn in ((2, first), (3, twin)):
         world.ask(JoinTransaction(request, txn, "a"))
@@ -88,12 +88,12 @@ def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_abort
     assert batch(world, 6, 0, twin) is True, "the sink has it already"
     world.ask(GetTransactionStatus(7, twin))
     assert world.answers[7] is TxnState.ABORTED
-    world.ask(BeginTransactions(8, "me", tag=SinkTag("sink", "q", 0, "run 3")))
+    world.ask(BeginTransactions(8, "me", tag=SinkBatchTag("sink", "q", 0, "run 3")))
     assert world.answers[8] == BeginAnswer(0, 0, 0.0, already=True)
     world.crash()
     assert batch(world, 9, 0, twin) is True, "a take-over forgets no batch"
     assert batch(world, 10, 1) is False, "a batch may be empty"
-    world.ask(BeginTransactions(11, "me", tag=SinkTag("sink", "other", 0)))
+    world.ask(BeginTransactions(11, "me", tag=SinkBatchTag("sink", "other", 0)))
     assert isinstance(world.answers[11], SinkFenced)
     assert isinstance(batch(world, 12, 0, query="other"), SinkFenced)
     assert batch(world, 13, 0, query="other", adopt=True) is False
@@ -103,11 +103,11 @@ def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later
     """A newer run may be at work on the batch after it."""
     world = World()
     first, twin = (
-        world.begin(0, tag=SinkTag("sink", "q", 0, "run 1")),
-        world.begin(1, tag=SinkTag("sink", "q", 0, "run 2")),
+        world.begin(0, tag=SinkBatchTag("sink", "q", 0, "run 1")),
+        world.begin(1, tag=SinkBatchTag("sink", "q", 0, "run 2")),
     )
-    later = world.begin(2, tag=SinkTag("sink", "q", 1, "run 3"))
-    other = world.begin(3, tag=SinkTag("other sink", "q", 0, "run 4"))
+    later = world.begin(2, tag=SinkBatchTag("sink", "q", 1, "run 3"))
+    other = world.begin(3, tag=SinkBatchTag("other sink", "q", 0, "run 4"))
     for request, txn in enumerate((first, twin, later, other), 4):
         world.ask(JoinTransaction(request, txn, "a"))
     assert batch(world, 8, 0, first) is False
@@ -121,7 +121,7 @@ def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later
 
 def test_who_adopts_a_sink_ends_what_the_query_before_has_left() -> None:
     world = World()
-    left = world.begin(0, tag=SinkTag("sink", "q", 5, "run 1"))
+    left = world.begin(0, tag=SinkBatchTag("sink", "q", 5, "run 1"))
     world.ask(JoinTransaction(1, left, "a"))
     assert batch(world, 2, 4) is False
     world.ask(EndTransaction(3, left, TransactionEndVerb.PREPARE, "me"))
@@ -153,7 +153,7 @@ def test_a_batch_commits_whole_or_not_at_all() -> None:
 
 def test_two_requests_for_one_batch_at_once_make_one_record() -> None:
     world = World()
-    first, second = (world.begin(request, tag=SinkTag("sink", "q", 0)) for request in (0, 1))
+    first, second = (world.begin(request, tag=SinkBatchTag("sink", "q", 0)) for request in (0, 1))
     for request, txn in ((2, first), (3, second)):
         world.ask(JoinTransaction(request, txn, "a"))
     for request, txn in ((4, first), (5, second)):
@@ -196,7 +196,7 @@ def test_who_takes_ids_and_uses_none_leaves_room_for_the_others() -> None:
         begun = world.answers[request]
         assert isinstance(begun, BeginAnswer)
         sizes.append(begun.ids)
-    assert BLOCK_MAX >= sizes[0] > 500
+    assert IDS_PER_BLOCK_MAX >= sizes[0] > 500
     assert sizes == sorted(sizes, reverse=True)
     world.ask(BeginTransactions(300, "other", 8))
     begun = world.answers[300]

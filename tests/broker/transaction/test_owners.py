@@ -10,30 +10,30 @@ from functools import partial
 import msgspec
 import pytest
 
-from magnetar.broker.transaction.halves_core import MEMBERS_MAX
+from magnetar.broker.transaction.halves_core import CHECKING_MEMBERS_MAX
 from magnetar.broker.transaction.intents_core import (
     BeginAnswer,
     BeginTransactions,
     CommitSinkBatch,
+    CoordinatorIntent,
     CoordinatorLimits,
     EndHalf,
     EndTransaction,
     GetTransactionStatus,
     HalfMessageEndVerb,
-    Intent,
     JoinTransaction,
     PrepareHalf,
     TransactionEndVerb,
     WatchHalves,
 )
 from magnetar.broker.transaction.records_core import (
-    AnyRecord,
+    AnyCoordinatorRecord,
     HalfMessage,
     NameHolderChanged,
     SettledOutcomesInSnapshot,
     SinkBatch,
     SinkBatchRecorded,
-    SinkTag,
+    SinkBatchTag,
     TransactionOwner,
     TransactionPrepared,
     TransactionsCommitted,
@@ -46,7 +46,7 @@ from tests.broker.transaction.half_world import HALF_LIMITS, HalfWorld
 from tests.broker.transaction.judge import World
 
 
-def answer(world: World, make: Callable[[int], Intent]) -> object:
+def answer(world: World, make: Callable[[int], CoordinatorIntent]) -> object:
     request = 10_000 + len(world.asked)
     world.ask(make(request))
     world.flush()
@@ -65,7 +65,7 @@ def status(world: World, txn: int, owner: str | None = "me") -> object:
 
 def is_missing(world: World, txn: int, owner: str = "you") -> None:
     """The role is told of it, by every question, what it is told of an id that was never given."""
-    questions: list[Callable[..., Intent]] = [
+    questions: list[Callable[..., CoordinatorIntent]] = [
         lambda to, txn: GetTransactionStatus(to, txn, owner),
         *(lambda to, txn, verb=verb: EndTransaction(to, txn, verb, owner) for verb in TransactionEndVerb),
         lambda to, txn: CommitSinkBatch(to, owner, {txn: ()}),
@@ -157,7 +157,7 @@ def test_two_roles_use_one_name_and_neither_fences_the_other() -> None:
 
 def test_two_roles_use_one_sink_and_the_batches_of_one_count_for_it_alone() -> None:
     world = World()
-    mine = world.begin(0, tag=SinkTag("sink", "q", 7))
+    mine = world.begin(0, tag=SinkBatchTag("sink", "q", 7))
     world.ask(JoinTransaction(1, mine, "a"))
     assert answer(world, lambda to: CommitSinkBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
     assert status(world, mine) is TxnState.OPEN, "and what the other role has open is not ended"
@@ -173,7 +173,7 @@ def test_a_batch_has_a_number() -> None:
     world = World()
     assert isinstance(answer(world, lambda to: CommitSinkBatch(to, "me", {}, "sink", "q", -1)), InvalidRequest)
     assert isinstance(
-        answer(world, lambda to: BeginTransactions(to, "me", tag=SinkTag("sink", "q", -1))), InvalidRequest
+        answer(world, lambda to: BeginTransactions(to, "me", tag=SinkBatchTag("sink", "q", -1))), InvalidRequest
     )
 
 
@@ -210,7 +210,7 @@ def test_a_role_has_a_share_of_the_halves_and_of_those_who_are_asked() -> None:
     assert [prepare("you") for _ in range(2)] == [TxnState.PREPARED] * 2
     assert isinstance(prepare("you"), BackPressure), "a quarter of the bytes, by however many groups"
     assert prepare("me") is TxnState.PREPARED
-    for number in range(MEMBERS_MAX // 4):
+    for number in range(CHECKING_MEMBERS_MAX // 4):
         world.core.halves.receive(WatchHalves(object(), number, "you", f"g{number}"), world.now)
     with pytest.raises(BackPressure):
         world.core.halves.receive(WatchHalves(object(), "more", "you", "g"), world.now)
@@ -306,7 +306,7 @@ def test_the_version_before_reads_what_is_written_now() -> None:
 
 def test_what_the_version_before_wrote_is_of_no_role_and_each_role_goes_on_with_it() -> None:
     world = World()
-    before: list[AnyRecord] = [
+    before: list[AnyCoordinatorRecord] = [
         TransactionsCommitted([(5, [])], [], SinkBatch("sink", "q", 3)), NameHolderChanged("app", 1),
         TransactionPrepared(6, TransactionOwner("me", 60.0), [], 100.0),
     ]  # fmt: skip

@@ -33,7 +33,7 @@ class Topics:
 async def test_what_failed_is_told_again_and_the_rest_is_not(
     failing: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "PAUSE_S_MIN", 0.0)
+    monkeypatch.setattr(settling, "RETRY_PAUSE_S_MIN", 0.0)
     topics, settled, done = Topics(), list[int](), asyncio.Event()
     topics.failing = list(failing)
 
@@ -56,7 +56,7 @@ async def test_what_failed_is_told_again_and_the_rest_is_not(
 
 async def test_what_is_new_does_not_wait_for_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that its topic cannot store, for an hour."""
-    monkeypatch.setattr(settling, "PAUSE_S_MIN", 3600.0)
+    monkeypatch.setattr(settling, "RETRY_PAUSE_S_MIN", 3600.0)
     topics, settled, done = Topics(), list[int](), asyncio.Event()
     topics.failing = [0, None, None]
 

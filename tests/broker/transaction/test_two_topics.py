@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.log.log_queue_core import SequenceRange
-from magnetar.broker.log.log_shape_core import CommittedShape, LogShape, Span
+from magnetar.broker.log.log_shape_core import CommittedShape, LedgerSpan, LogShape
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
@@ -48,7 +48,7 @@ class Topic:
     def __init__(self, name: str) -> None:
         self.name = name
         self.shape = LogShape()
-        self.shape.add(Span(1, 0, open=True))
+        self.shape.add(LedgerSpan(1, 0, open=True))
         self.view = CommittedShape(self.shape)
         self.log: list[tuple[TxnId, int, Position]] = []
         self.flying: list[int] = []
@@ -76,7 +76,7 @@ class Topic:
         self.load()
 
     def send(self, txn: TxnId, number: int) -> None:
-        assert self.core.judge(txn, "p", SequenceRange(number, number)) is DedupVerdict.NEW
+        assert self.core.judge_duplicate(txn, "p", SequenceRange(number, number)) is DedupVerdict.NEW
         self.flying.append(number)
 
     def land(self, txn: TxnId, *, receipt: bool = True) -> None:

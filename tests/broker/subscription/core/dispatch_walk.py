@@ -17,12 +17,18 @@ from msgspec.structs import replace
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.subscription.acks import TransactionalAcks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks, bits_of_indexes
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, PlannedRead
+from magnetar.broker.subscription.core.dispatch import (
+    NO_DISPATCH_LIMITS,
+    Delivery,
+    Dispatcher,
+    DispatchLimits,
+    PlannedRead,
+)
 from magnetar.broker.subscription.core.fair_shared import FairShared
 from magnetar.broker.subscription.core.in_log_order import KeySharedOptions, to_key_shared_options
 from magnetar.broker.subscription.core.key_shared import KeyShared
@@ -71,7 +77,7 @@ class WalkFilter(SubscriptionFilter):
         )  # fmt: skip
         self.walk = walk
 
-    def _find_unwanted(self, entry: Any, world: object) -> int | None:
+    def _find_unwanted_bits(self, entry: Any, world: object) -> int | None:
         return None if self.walk.rng.random() < 0.05 else self.walk.unwanted[entry.position]
 
 
@@ -100,7 +106,7 @@ class Walk:
         self.type = type_
         self.individual = type_ in (SHARED, KEY_SHARED)
         self.shape = LogShape()
-        self.shape.add(Span(10, 0, open=True))
+        self.shape.add(LedgerSpan(10, 0, open=True))
         self.items: dict[Position, Item] = {}
         self.keys = rng.choice([1, 3, 8, 40])
         self.mixed = rng.choice([0.0, 0.0, 0.2])
@@ -113,7 +119,9 @@ class Walk:
         self.options = SubscriptionOptions("t", partition, self.asked, config, fair)
         self.fair = fair
         self.paid: dict[int, list[tuple[float, int]]] = {}  # key → when it got how many messages
-        self.limits = rng.choice([NO_LIMITS, DispatchLimits(6, 0), DispatchLimits(0, 9), DispatchLimits(7, 11)])
+        self.limits = rng.choice(
+            [NO_DISPATCH_LIMITS, DispatchLimits(6, 0), DispatchLimits(0, 9), DispatchLimits(7, 11)]
+        )
         self.accounts: dict[int, Account] = {}
         self.next_id = 1
         self.acked: set[Position] = set()
@@ -199,7 +207,7 @@ class Walk:
         self.dispatcher.check()
         assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.choose_next_read()}"
         assert self.cursor.mark == self.shape.last_position
-        assert self.dispatcher.replay_entries == 0
+        assert self.dispatcher.redelivery_entry_count == 0
         assert self.dispatcher.choose_next_read() in (*CAUGHT_UP_REASONS, Blocked.NO_PERMITS)
 
     # ------------------------------------------------------------------ the log
@@ -207,7 +215,7 @@ class Walk:
         rng, tail = self.rng, self.shape.tail_span
         if rng.random() < 0.05:
             self.shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, tail.size, 0)
-            tail = self.shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
+            tail = self.shape.add(LedgerSpan(tail.ledger_id + 10, tail.end_index, open=True))
         for _ in range(rng.choice([1, 2, 6])):
             count = rng.choice([1, 1, 2, 5])
             tail.last_entry += 1
@@ -412,7 +420,7 @@ class Walk:
         """What is outstanding after each of them comes back with it."""
         if not self.ordered:
             return positions
-        failed = self.dispatcher.mark_failed(account.member, positions)
+        failed = self.dispatcher.mark_entries_failed(account.member, positions)
         assert failed == self.note_failed(account, positions), "what failed is not what was given back first"
         return failed
 
@@ -714,9 +722,9 @@ class Walk:
         mark = self.rng.choice([self.shape.start_position, self.shape.last_position, *self.items])
         self.cursor.seek(mark)
         if self.filtering is not None:
-            self.filtering.restart(compacted=False)
+            self.filtering.restart_judging(compacted=False)
             self.looked_up_to = Position(-1, -1)
-        self.dispatcher.restart_after_mark()
+        self.dispatcher.restart_delivery_after_mark()
         for account in kept:
             account.held.clear()
             account.unshown.clear()
@@ -735,7 +743,7 @@ class Walk:
         self.full = False
 
     def relimit(self) -> None:
-        self.limits = self.rng.choice([NO_LIMITS, DispatchLimits(5, 0), DispatchLimits(4, 8)])
+        self.limits = self.rng.choice([NO_DISPATCH_LIMITS, DispatchLimits(5, 0), DispatchLimits(4, 8)])
         self.dispatcher.set_unacked_limits(self.limits)
         for account in self.accounts.values():
             account.blocked = False
@@ -769,7 +777,7 @@ class Walk:
                 return
             if not sure and rng.random() < 0.05:
                 return  # the bookies do not answer; it is tried again later
-            before = self.dispatcher.progress
+            before = self.dispatcher.progress_marker
             entries = self.read(want.position) if isinstance(want, PlannedRead) else self.again(want.positions)
             if self.filtering is not None:
                 judged, entries = self.filter(self.filtering, entries, new=isinstance(want, PlannedRead))
@@ -778,7 +786,7 @@ class Walk:
                 if not entries:
                     continue
             self.hand(entries)
-            progress = self.dispatcher.progress != before
+            progress = self.dispatcher.progress_marker != before
             assert progress or self.dispatcher.why_blocked(), f"{want}, and nothing came of it"
         raise AssertionError("the dispatcher wants without end")
 
@@ -796,7 +804,7 @@ class Walk:
         """What is not wanted is acknowledged, in the model as in the cursor, before anybody gets it."""
         by_index = all(account.member.acks_by_index for account in self.accounts.values())
         acked = set(self.acked)
-        judged, left = filtering.take_wanted(cast(Any, entries), cast(Any, None), float("inf"), new=new)
+        judged, left = filtering.select_wanted_entries(cast(Any, entries), cast(Any, None), float("inf"), new=new)
         for item in entries[:judged]:
             position, bits = item.position, self.unwanted[item.position]
             everything = (1 << item.count) - 1

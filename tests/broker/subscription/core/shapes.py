@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.subscription.core.policy import DispatchPolicy, SubscriptionOptions
 from magnetar.broker.subscription.core.subscription_types import find_subscription_type
 from magnetar.proto.names import Position
@@ -14,7 +14,7 @@ def shape_of(*entries: int, per_entry: int = 1) -> LogShape:
     for number, count in enumerate(entries):
         end = index + count * per_entry
         last = number == len(entries) - 1
-        shape.add(Span((number + 1) * 10, index, count - 1, end, size=count * 100, open=last))
+        shape.add(LedgerSpan((number + 1) * 10, index, count - 1, end, size=count * 100, open=last))
         index = end
     return shape
 

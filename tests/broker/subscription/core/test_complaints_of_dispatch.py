@@ -66,7 +66,7 @@ def test_complaint_01_consumers_added_to_key_shared_leave_nothing_stuck() -> Non
     for _ in range(4):
         members.append(desk.join(permits=30))
         desk.pump()
-    assert desk.dispatcher.replay_entries > 0, "keys wait for their old consumer"
+    assert desk.dispatcher.redelivery_entry_count > 0, "keys wait for their old consumer"
     desk.drain(members)
 
 

@@ -97,7 +97,7 @@ def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
     cursor.ack(Position(10, 0))
     version, mark = cursor.version, cursor.mark
     cursor.ack(Position(10, 1))
-    cursor.on_stored(version, mark)
+    cursor.on_state_stored(version, mark)
     assert cursor.has_unstored_changes
     assert cursor.persisted_mark == (10, 0)
     cursor.on_stored(cursor.version, cursor.mark)
@@ -112,7 +112,7 @@ def test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again() ->
     cursor = cursor_on(shape_of(5))
     cursor.ack_cumulative(Position(10, 3))
     assert cursor.durable_trim_mark == (10, -1), "not stored yet"
-    cursor.on_stored(cursor.version, cursor.mark)
+    cursor.on_state_stored(cursor.version, cursor.mark)
     assert cursor.durable_trim_mark == (10, 3)
     cursor.seek(Position(10, 0))
     assert cursor.persisted_mark == (10, 3)
@@ -126,7 +126,7 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     assert cursor.trim_limit.released_ledgers == set()
     cursor.ack(Position(20, 1))
     assert cursor.trim_limit.released_ledgers == set(), "a crash would forget it"
-    cursor.on_stored(cursor.version, cursor.mark)
+    cursor.on_state_stored(cursor.version, cursor.mark)
     assert cursor.trim_limit == TrimLimit(Position(10, -1), frozenset({20}))
     cursor.ack(Position(30, 0))
     assert cursor.trim_limit.released_ledgers == {20}, "later changes, which are not stored, take nothing back"
@@ -134,7 +134,7 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     assert cursor.trim_limit.released_ledgers == set(), "it is needed again"
     cursor.ack_set(20, BitMap([0, 1]))
     assert cursor.trim_limit.released_ledgers == set(), "and what is stored is of a time before"
-    cursor.on_stored(cursor.version, cursor.mark)
+    cursor.on_state_stored(cursor.version, cursor.mark)
     shape.remove(20)
     cursor.on_ledger_trimmed(20)
     cursor.check()
@@ -148,13 +148,13 @@ def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() ->
     shape = shape_of(1, 1)
     cursor = Cursor(shape, CursorState(Position(10, -1)))
     cursor.ack(Position(20, 0))
-    cursor.on_stored(cursor.version, cursor.mark)
+    cursor.on_state_stored(cursor.version, cursor.mark)
     assert cursor.trim_limit.released_ledgers == {20}
     shape.tail_span.last_entry += 1
     assert cursor.trim_limit.released_ledgers == set()
     cursor.ack(Position(20, 1))
     assert cursor.trim_limit.released_ledgers == set(), "it was full before, but what came since is not stored"
-    cursor.on_stored(cursor.version, cursor.mark)
+    cursor.on_state_stored(cursor.version, cursor.mark)
     assert cursor.trim_limit.released_ledgers == {20}
 
 

@@ -5,7 +5,7 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.positions import CursorLedgerBounds, CursorWritePlanner, LedgerEndReason
+from magnetar.broker.subscription.core.positions import CursorLedgerBounds, CursorLedgerEndReason, CursorWritePlanner
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 
@@ -30,7 +30,7 @@ def state_of(entries: list[bytes], every: list[bytes]) -> CursorState:
     for key, row in rows.items():
         pieces = [stored.decode_piece(every[row.first_entry + at]) for at in range(row.pieces)]
         assert all(piece.is_piece_of_chunk(key, row, at) for at, piece in enumerate(pieces))
-        stored.add_chunk(state, key, b"".join(piece.body for piece in pieces))
+        stored.decode_chunk_into_state(state, key, b"".join(piece.body for piece in pieces))
     return state
 
 
@@ -72,17 +72,17 @@ def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() 
     cursor, log = full_of_holes(), CursorWritePlanner()
     log.on_write_confirmed(log.plan_write(cursor, 1))
     assert log.why_ledger_ends(BOUNDS) is None
-    assert log.why_ledger_ends(CursorLedgerBounds(10, 64 << 20, 0.2)) is LedgerEndReason.ENTRIES
+    assert log.why_ledger_ends(CursorLedgerBounds(10, 64 << 20, 0.2)) is CursorLedgerEndReason.ENTRIES
     writes = 1
     while log.why_ledger_ends(BOUNDS) is None:
         writes += 1
         cursor.ack(Position(10 * (writes % LEDGERS + 1), 8 + 2 * writes))
         log.on_write_confirmed(log.plan_write(cursor, writes))
-    assert log.why_ledger_ends(BOUNDS) is LedgerEndReason.EMPTY
+    assert log.why_ledger_ends(BOUNDS) is CursorLedgerEndReason.EMPTY
     assert 300 < writes < 600, "a valid state is a fifth of the ledger's 4 MiB or so when it ends"
     cursor.ack_cumulative(Position(10 * (LEDGERS - 1), 0))
     log.on_write_confirmed(log.plan_write(cursor, writes + 1))
-    assert log.why_ledger_ends(CursorLedgerBounds(100_000, 1 << 20, 0.0)) is LedgerEndReason.BYTES
+    assert log.why_ledger_ends(CursorLedgerBounds(100_000, 1 << 20, 0.0)) is CursorLedgerEndReason.BYTES
 
 
 def test_a_state_larger_than_the_bound_of_a_ledger_does_not_roll_without_end() -> None:

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.subscription.core import delay_buckets
 from magnetar.broker.subscription.core import delay_buckets as delay_keys
 from magnetar.broker.subscription.core import delays as core
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delay_buckets import (
-    KEY_BYTES,
-    LOOKAHEAD_MS,
-    MERGE_MIN,
-    ROW_BYTES,
+    DELAY_KEY_BYTES,
+    MERGED_BUCKETS_MIN,
+    SEGMENT_LOOKAHEAD_MS,
+    SEGMENT_MEMORY_BYTES,
     DelaySegment,
     ReadDelaySegments,
     UnstoredDelayBucket,
@@ -53,7 +53,7 @@ class Walk:
         self.now_ms = START_MS
         self.times: dict[Position, int] = {}
         self.shape = LogShape()
-        self.shape.add(Span(10, 0, open=True))
+        self.shape.add(LedgerSpan(10, 0, open=True))
         self.state = CursorState(Position(10, -1))
         self.released = False
         self.start()
@@ -62,7 +62,9 @@ class Walk:
         """A broker takes over: the cursor as it was stored, and the buckets that are named."""
         self.cursor = Cursor(self.shape, self.state)
         self.cursor.adapt_to_log_after_restart()
-        self.delays = DelayIndex(self.shape, self.cursor, seal_entries=20, memory_bytes_max=40 * core.FRESH_BYTES)
+        self.delays = DelayIndex(
+            self.shape, self.cursor, seal_entries=20, memory_bytes_max=40 * core.UNBUCKETED_KEY_BYTES
+        )
         self.draft: UnstoredDelayBucket | None = None
         self.loads: list[ReadDelaySegments] = []
         self.delivered: set[Position] = set()
@@ -80,7 +82,7 @@ class Walk:
             self.times[Position(tail.ledger_id, tail.last_entry)] = self.now_ms + delay
         if self.rng.random() < 0.2:
             self.shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, 0, 0)
-            self.shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
+            self.shape.add(LedgerSpan(tail.ledger_id + 10, tail.end_index, open=True))
 
     def pump(self) -> None:
         for position in self.delays.take_due(self.now_ms, self.rng.randrange(1, 50)):
@@ -180,8 +182,8 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_everything_comes_once_when_it_is_due(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delay_keys, "SEGMENT_ENTRIES", 7)
-    monkeypatch.setattr(delay_buckets, "MERGE_MIN", 2 if seed % 2 else 16)
+    monkeypatch.setattr(delay_keys, "ENTRIES_PER_SEGMENT_MAX", 7)
+    monkeypatch.setattr(delay_buckets, "MERGED_BUCKETS_MIN", 2 if seed % 2 else 16)
     walk = Walk(seed)
     steps = [walk.publish, walk.pump, walk.pump, walk.clock, walk.seal, walk.load, walk.drop, walk.ack, walk.store]
     for _ in range(400):
@@ -230,9 +232,9 @@ def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_mor
     assert again.count == 10_000
     assert again.next_undelayed_position(Position(10, 0)) == (10, 10_000)
     assert again.take_segment_reads(0) == []
-    assert again.memory_bytes == 5 * ROW_BYTES
-    assert again.next_due_ms == 100_000 - LOOKAHEAD_MS
-    assert again.take_segment_reads(100_000 - LOOKAHEAD_MS) == [ReadDelaySegments(500, 0, 0)]
+    assert again.memory_bytes == 5 * SEGMENT_MEMORY_BYTES
+    assert again.next_due_ms == 100_000 - SEGMENT_LOOKAHEAD_MS
+    assert again.take_segment_reads(100_000 - SEGMENT_LOOKAHEAD_MS) == [ReadDelaySegments(500, 0, 0)]
 
 
 def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
@@ -256,10 +258,10 @@ def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
 
 
 def test_what_is_near_is_not_sealed_unless_memory_demands_it() -> None:
-    delays = held(5000, at_ms=core.NEAR_MS - 1)
+    delays = held(5000, at_ms=core.UNBUCKETED_WITHIN_MS - 1)
     assert delays.seal_bucket(0) is None
     assert not delays.must_make_bucket
-    delays.memory_bytes_max = 5000 * core.FRESH_BYTES - 1
+    delays.memory_bytes_max = 5000 * core.UNBUCKETED_KEY_BYTES - 1
     assert delays.must_make_bucket
     assert delays.seal_bucket(0) is not None
 
@@ -295,7 +297,7 @@ def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, Unst
 
 
 def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twice() -> None:
-    delays, drafts = left_over(MERGE_MIN)
+    delays, drafts = left_over(MERGED_BUCKETS_MIN)
     loads = delays.take_segment_reads(0)
     assert [load.ledger_id for load in loads] == list(drafts)
     for load in loads[:-1]:
@@ -306,14 +308,14 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
     assert delays.take_unused_ledgers() == [], "a crash before they are sealed anew costs no reading of the log"
     draft = delays.seal_bucket(0)
     assert draft is not None
-    assert sum(segment.keys for segment in draft.segments) == 100 * MERGE_MIN == delays.count
+    assert sum(segment.keys for segment in draft.segments) == 100 * MERGED_BUCKETS_MIN == delays.count
     delays.on_bucket_stored(900)
     delays.check()
     assert sorted(delays.take_unused_ledgers()) == list(drafts)
     assert delays.bucket_count == 1
     loads = delays.take_segment_reads(10**9)
     delays.add_loaded_keys(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
-    assert len(set(delays.take_due(2 * 10**9, 10_000))) == 100 * MERGE_MIN
+    assert len(set(delays.take_due(2 * 10**9, 10_000))) == 100 * MERGED_BUCKETS_MIN
     assert delays.take_unused_ledgers() == [900]
 
 
@@ -339,7 +341,7 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
             delays.take_due(now_ms, 1 << 30)
         most = max(most, delays.bucket_count)
     assert delays.count == 400
-    assert most < 2 * MERGE_MIN + 4
+    assert most < 2 * MERGED_BUCKETS_MIN + 4
     delays.check()
 
 
@@ -368,6 +370,6 @@ def test_complaint_18_memory_does_not_grow_with_what_is_delayed() -> None:
     delays = held(200_000)
     segments = sealed(delays)
     assert delays.count == 200_000
-    assert delays.memory_bytes == 100 * ROW_BYTES
+    assert delays.memory_bytes == 100 * SEGMENT_MEMORY_BYTES
     assert sum(len(each.places) for each in segments) < 20_000
-    assert make_delay_key(Position(10, 0), 1).bit_length() <= KEY_BYTES * 8
+    assert make_delay_key(Position(10, 0), 1).bit_length() <= DELAY_KEY_BYTES * 8

@@ -92,7 +92,7 @@ def test_a_key_with_one_message_goes_next_however_many_of_another_key_are_before
 
 
 def test_entries_that_a_filter_passes_over_count_for_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_shared, "WINDOW_ENTRIES", 100)
+    monkeypatch.setattr(fair_shared, "WAITING_ENTRIES_MAX", 100)
     desk = Desk(entries(*[NOISY] * 10))
     desk.join(1)
     for at in range(10):
@@ -177,7 +177,7 @@ def test_what_a_key_used_of_its_rate_counts_after_it_was_acknowledged_and_after_
     out = desk.pump(50.0)
     desk.ack(*out)
     assert desk.pump(50.1) == []
-    desk.dispatcher.restart_after_mark()
+    desk.dispatcher.restart_delivery_after_mark()
     assert desk.pump(50.1) == [], "its keys were not forgotten"
 
 
@@ -192,7 +192,7 @@ def test_new_limits_hold_at_once() -> None:
 
 
 def test_so_many_new_entries_wait_before_one_goes_out_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_shared, "WINDOW_ENTRIES", 300)
+    monkeypatch.setattr(fair_shared, "WAITING_ENTRIES_MAX", 300)
     desk = Desk(entries(*[NOISY] * 2000, QUIET))
     member = desk.join(1)
     desk.pump()

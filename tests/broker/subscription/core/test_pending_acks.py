@@ -16,7 +16,7 @@ from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import NOWHERE, CursorState, PartialBatch, TxnAcks
+from magnetar.broker.subscription.core.cursor_state import NO_POSITION, CursorState, PartlyAckedBatch, TxnAcks
 from magnetar.broker.subscription.core.pending_acks import TransactionalAckConflict, TransactionalAckRefused
 from magnetar.broker.subscription.core.positions import CursorWritePlanner
 from magnetar.proto.names import Position
@@ -90,7 +90,9 @@ def wanted_of(position: Position, indexes: list[int], size: int) -> TxnAcks:
     return wanted
 
 
-def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TransactionalAckRefused | None:
+def ack_in(
+    cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NO_POSITION
+) -> TransactionalAckRefused | None:
     before, version = cursor.copy_cursor_state(), cursor.version
     new = pending_acks.judge_transactional_acks(cursor, txn, wanted, named)
     assert (cursor.copy_cursor_state(), cursor.version) == (before, version), "judging changed something"
@@ -106,7 +108,7 @@ def up_to(
     wanted = TxnAcks(up_to=position)
     if index + 1 < size:
         wanted = TxnAcks(
-            parts={position: PartialBatch((1 << index + 1) - 1, size)}, up_to=shape.position_before(position)
+            parts={position: PartlyAckedBatch((1 << index + 1) - 1, size)}, up_to=shape.position_before(position)
         )
     return ack_in(cursor, txn, wanted, position)
 
@@ -394,7 +396,7 @@ def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the
         mark, rows = stored.decode_marker(stored.decode_piece(entries[-1]).body)
         state = CursorState(mark)
         for key, row in rows.items():
-            stored.add_chunk(state, key, stored.decode_piece(entries[row.first_entry]).body)
+            stored.decode_chunk_into_state(state, key, stored.decode_piece(entries[row.first_entry]).body)
         return state
 
     assert up_to(cursor, shape, X, Position(10, 1), 0, 1) is None
@@ -427,7 +429,7 @@ def test_a_hundred_thousand_pending_entries_are_stored_whole_and_take_little_mem
 def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wherever_the_mark_is() -> None:
     shape = shape_of(2, 3)
     positions = positions_of(shape)
-    for mark in (NOWHERE, Position(0, 4), shape.start_position, positions[0]):
+    for mark in (NO_POSITION, Position(0, 4), shape.start_position, positions[0]):
         cursor = Cursor(shape, CursorState(mark))
         named = positions[3]
         new = pending_acks.judge_transactional_acks(cursor, X, TxnAcks(up_to=named), named)

@@ -8,13 +8,13 @@ from magnetar.broker.subscription.core.in_log_order import Exclusive
 from magnetar.broker.subscription.core.key_shared import Shared
 from magnetar.broker.subscription.core.policy import DispatcherEntry, DispatchPolicy, Member
 from magnetar.broker.subscription.core.policy_walk import walk_policy
-from magnetar.broker.subscription.core.subscription_types import TYPES, SubscriptionTypeRow
+from magnetar.broker.subscription.core.subscription_types import SUBSCRIPTION_TYPE_ROWS, SubscriptionTypeRow
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
 from tests.broker.subscription.test_new_type import Numbered
 
 
-@pytest.mark.parametrize("type_", TYPES.values(), ids=lambda each: each.name)
+@pytest.mark.parametrize("type_", SUBSCRIPTION_TYPE_ROWS.values(), ids=lambda each: each.name)
 def test_each_policy_of_ours_holds(type_: SubscriptionTypeRow) -> None:
     assert sum(walk_policy(type_.policy, random.Random(seed)) for seed in range(15)) > 1000
 

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from magnetar.broker.subscription.core.cursor_state import RedeliveryCount
 from magnetar.broker.subscription.core.redelivery_backoff import (
-    LADDER,
-    MAX_COUNT,
-    TOPIC,
+    BACKOFF_STEPS_PROPERTY,
+    MAX_COUNT_PROPERTY,
+    TOPIC_PROPERTY,
     BackoffQueue,
     DeadLetterPolicy,
     merge_dead_letter_policy,
@@ -33,9 +33,11 @@ def test_the_ladder_is_climbed_and_its_last_step_stays() -> None:
 def test_a_subscription_lays_down_its_own_policy_over_the_topics() -> None:
     applied = replace(AppliedPolicies(), dead_letter_max_redeliver_count=5, dead_letter_backoff_s=(1.0,))
     assert merge_dead_letter_policy(applied, {}) == DeadLetterPolicy(5, "", (1.0,))
-    own = {MAX_COUNT: "2", TOPIC: "grave", LADDER: "0.5, 2"}
+    own = {MAX_COUNT_PROPERTY: "2", TOPIC_PROPERTY: "grave", BACKOFF_STEPS_PROPERTY: "0.5, 2"}
     assert merge_dead_letter_policy(applied, own) == DeadLetterPolicy(2, "grave", (0.5, 2.0))
-    assert merge_dead_letter_policy(applied, {MAX_COUNT: "many", LADDER: "slow"}) == DeadLetterPolicy(5, "", (1.0,))
+    assert merge_dead_letter_policy(
+        applied, {MAX_COUNT_PROPERTY: "many", BACKOFF_STEPS_PROPERTY: "slow"}
+    ) == DeadLetterPolicy(5, "", (1.0,))
     assert not merge_dead_letter_policy(AppliedPolicies(), {})
 
 

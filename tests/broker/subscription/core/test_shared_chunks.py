@@ -119,13 +119,13 @@ class Walk:
             places = want.positions if isinstance(want, ReadForRedelivery) else [
                 item.position for item, _ in self.log if item.position >= want.position
             ]  # fmt: skip
-            before = self.dispatcher.progress
+            before = self.dispatcher.progress_marker
             deliveries = self.dispatcher.assign_entries([self.log[place.entry_id][0] for place in places])
             self.dispatcher.check()
             for member, entry, _, _ in deliveries:
                 self.deliveries[entry.position] += 1
                 self.coming.append((member.id, entry.position))
-            if not deliveries and self.dispatcher.progress == before:
+            if not deliveries and self.dispatcher.progress_marker == before:
                 return
 
     def do(self, number: int, effects: list[ConsumerEffect]) -> None:

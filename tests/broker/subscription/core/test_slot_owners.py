@@ -5,7 +5,7 @@ import random
 import pytest
 
 from magnetar.broker.subscription.core.in_log_order import (
-    POINTS,
+    RING_POINTS_PER_CONSUMER,
     HashRingSlotOwners,
     KeySharedOptions,
     SlotOwners,
@@ -50,7 +50,7 @@ def test_only_slots_of_the_newcomer_move_on_the_ring_and_come_back() -> None:
     ring.add_member(third)
     after = owners(ring)
     assert all(now in (3, was) for was, now in zip(before, after, strict=True))
-    assert STICKY_SLOTS // 6 < after.count(3) < STICKY_SLOTS // 2, f"{POINTS} points spread it evenly"
+    assert STICKY_SLOTS // 6 < after.count(3) < STICKY_SLOTS // 2, f"{RING_POINTS_PER_CONSUMER} points spread it evenly"
     assert by_ranges(ring) == after
     ring.remove_member(third)
     assert owners(ring) == before
@@ -62,7 +62,7 @@ def test_of_two_points_at_one_slot_the_first_comers_counts_and_then_the_others()
         ring.add_member(member)
     at: dict[int, list[Member]] = {}
     for member in members:
-        for i in range(POINTS):
+        for i in range(RING_POINTS_PER_CONSUMER):
             at.setdefault(compute_key_slot(f"{member.name}\0" + f"0\0{i}"), []).append(member)
     point, there = next((point, there) for point, there in at.items() if len(set(map(id, there))) > 1)
     assert ring.find_owner(point) is there[0]
