@@ -22,10 +22,10 @@ from ..proto.names import TopicName, check_subscription_name
 from ..proto.states import TxnId
 from ..runtime.network import World
 from .common.checks import (
-    FUNCTION,
+    FUNCTION_CHECK,
     INT64_MAX,
-    NAME,
-    TRANSACTION,
+    NAME_CHECK,
+    TRANSACTION_CHECKS,
     ParameterCheck,
     WrongMessageType,
     WrongTopic,
@@ -66,14 +66,14 @@ from .model.hooks import Hook
 from .model.message import ConsumerEventListener, Message
 from .model.message_id import MessageId
 from .model.options import (
-    CONSUMER,
-    OF_START,
-    READER,
+    CONSUMER_CHECKS,
+    READER_CHECKS,
+    START_PARAMETERS,
     SubscriptionStart,
+    copy_parameters,
     make_client_settings,
     make_consumer_settings,
     make_producer_settings,
-    pick_parameters,
 )
 from .model.schema import Schema
 from .model.settings import (
@@ -97,7 +97,7 @@ from .produce.partition_producer import PartitionProducer
 from .produce.producer import Half, Producer
 from .transactions import coordinators as batches
 from .transactions.coordinators import Batch, BatchOutcome, SinkStatus
-from .transactions.halves import TABLE as HALF
+from .transactions.halves import HALF_CHECKS as HALF
 from .transactions.halves import ClientHalfMessages, HalfCheckWatch
 from .transactions.process import Output
 from .transactions.transaction import Transaction, Transactions
@@ -107,14 +107,14 @@ CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
 Topics = str | Sequence[str] | re.Pattern[str]
 
 _LOG = logging.getLogger("magnetar.client")
-TXN_IDS = ParameterCheck("a list of ids of transactions", (list, tuple, set, frozenset))
+TXN_IDS_CHECK = ParameterCheck("a list of ids of transactions", (list, tuple, set, frozenset))
 
-CLOSE_QUIET_S = 5.0
+CLOSE_SILENCE_MAX_S = 5.0
 """Seconds for which `close` waits for brokers that send nothing: longer than a failed broker's topics need to get a new
 owner."""
-SERVED_AGAIN_MS = 1000
+REQUEST_REDELIVERY_MS = 1000
 """After this time in ms a request that a server gave back is delivered again."""
-KEPT_MIN = 16
+PRUNE_ABOVE_OBJECTS = 16
 """Number of opened objects above which closed ones are removed from the client's list, so that not every opening scans
 the list."""
 
@@ -162,8 +162,8 @@ class Client(ClosedAfterAsyncWith):
         hooks: Sequence[Hook] | None = None,
         world: World | None = None,
     ) -> None:
-        self.settings = make_client_settings(pick_parameters(locals()))
-        self._service = ClientCluster(service_url, authentication, pick_parameters(locals()))
+        self.settings = make_client_settings(copy_parameters(locals()))
+        self._service = ClientCluster(service_url, authentication, copy_parameters(locals()))
         self._world = world
         self._connections: Connections | None = None
         self._reports: StatisticsReporter | None = None
@@ -209,7 +209,7 @@ class Client(ClosedAfterAsyncWith):
         Without `async with`: `txn = await client.transaction()`, then `await txn.commit()` or `abort()`. The
         transaction is aborted `timeout` seconds after its first operation. `name` (or `id`, which means the same): when
         a later client begins a transaction with the same name, commits of this transaction raise TransactionFenced."""
-        check_parameters(TRANSACTION, {"timeout": timeout, "name": name, "id": id})
+        check_parameters(TRANSACTION_CHECKS, {"timeout": timeout, "name": name, "id": id})
         if name is not None and id is not None:
             raise WrongValue("name and id are the same: give one of them")
         return Transaction(self.transactions, timeout, name if name is not None else id)
@@ -220,7 +220,7 @@ class Client(ClosedAfterAsyncWith):
         `timeout`: seconds, as for `transaction`. May be called from any thread."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
-        check_parameters(TRANSACTION, {"timeout": timeout})
+        check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         made = Transaction(Transactions.for_client(self._connections), timeout, None)
         return made if made.begin_now() else None
 
@@ -229,8 +229,8 @@ class Client(ClosedAfterAsyncWith):
         committed the batch already: nothing must be written. `timeout`: seconds, as for `transaction`. The program must
         prepare the transaction; `commit_batch` then commits it (client/transactions/coordinators.py). Raises SinkFenced
         if another query writes to the sink."""
-        check_parameters(TRANSACTION, {"timeout": timeout})
-        check_parameter("batch", batches.BATCH, batch)
+        check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
+        check_parameter("batch", batches.BATCH_CHECK, batch)
         batch.check()
         transactions = self.transactions
         found = await run_translating_errors(
@@ -243,16 +243,16 @@ class Client(ClosedAfterAsyncWith):
         COMMITTED, or ALREADY if the sink has committed the batch before. Raises TransactionAborted if one of the
         transactions is aborted: then none is committed. Raises SinkFenced if another query writes to the sink. After
         OutcomeUnknown call `commit_batch` again, or ask `sink_status`."""
-        check_parameter("batch", batches.BATCH, batch)
+        check_parameter("batch", batches.BATCH_CHECK, batch)
         batch.check()
-        check_parameter("txn_ids", TXN_IDS, txn_ids)
+        check_parameter("txn_ids", TXN_IDS_CHECK, txn_ids)
         txns = [_txn_id(each) for each in txn_ids]
         return await run_translating_errors(batches.commit_batch(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
         """Returns the number of the last batch that was committed to a sink, and the query that wrote it; None if no
         batch was committed."""
-        check_parameter("sink_id", NAME, sink_id)
+        check_parameter("sink_id", NAME_CHECK, sink_id)
         return await run_translating_errors(batches.get_sink_status(self.transactions.coordinators, sink_id))
 
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
@@ -303,7 +303,7 @@ class Client(ClosedAfterAsyncWith):
         check_parameters(HALF, {"group": group})
 
         def register(function: CheckFunction) -> CheckFunction:
-            check_parameter("function", FUNCTION, function)
+            check_parameter("function", FUNCTION_CHECK, function)
             ClientHalfMessages.for_client(self.connections).watch_group(
                 group, lambda halves: HalfCheckWatch(halves, group, function)
             )
@@ -379,7 +379,7 @@ class Client(ClosedAfterAsyncWith):
         `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
         urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
         (docs/sdk.md)."""
-        settings = make_producer_settings(pick_parameters(locals(), "topic"))
+        settings = make_producer_settings(copy_parameters(locals(), "topic"))
         name = parse_topic(topic)
         _check_levels(settings.levels, [name])
         return await self._keep(lambda: Producer.open(self.connections, name, settings))
@@ -481,8 +481,8 @@ class Client(ClosedAfterAsyncWith):
 
         Raises ConsumerBusy if the subscription has an exclusive consumer, consumers of another type or with other
         settings, or the maximum of consumers; InvalidConfiguration if parameters contradict each other."""
-        options = pick_parameters(locals(), "topic")
-        check_parameters(CONSUMER, options)
+        options = copy_parameters(locals(), "topic")
+        check_parameters(CONSUMER_CHECKS, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
         subscription_name = parse_name_argument(check_subscription_name, options["subscription_name"])
         ours = SubscriptionStart.choose(
@@ -492,13 +492,13 @@ class Client(ClosedAfterAsyncWith):
         subscription_name += ours.name_suffix
         options |= {"durable": ours.durable, "start_at_ms": ours.start_at_ms}
         settings = make_consumer_settings(
-            pick_parameters(
+            copy_parameters(
                 options,
                 "subscription_name",
                 "batch_receive_policy",
                 "is_pattern_topic",
                 "pattern_auto_discovery_period",
-                *OF_START,
+                *START_PARAMETERS,
             )
         )
         if is_pattern_topic and isinstance(topic, str):
@@ -546,7 +546,7 @@ class Client(ClosedAfterAsyncWith):
         RequestFailed, with the class and text of the exception, if the handler raised one. Replies are not stored: use
         two topics for replies that must not be lost (docs/sdk.md). A reply that comes after the call has ended is
         dropped and counted (`late_replies`)."""
-        check_parameters(TRANSACTION, {"timeout": timeout})
+        check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         if not isinstance(payload, bytes):
             raise WrongMessageType(f"the payload of a request is bytes, not {shorten_value(payload)}")
         check_message_parameters({"properties": properties, "partition_key": partition_key})
@@ -588,7 +588,7 @@ class Client(ClosedAfterAsyncWith):
         options.check(handler)
         consumer = await self.subscribe(
             topic, subscription_name, ConsumerType.Shared, receiver_queue_size=concurrency,
-            initial_position=InitialPosition.Earliest, negative_ack_redelivery_delay_ms=SERVED_AGAIN_MS,
+            initial_position=InitialPosition.Earliest, negative_ack_redelivery_delay_ms=REQUEST_REDELIVERY_MS,
         )  # fmt: skip
         consumer.listening = server = RequestServer(consumer, handler, options, self._open_answers)
         return server
@@ -617,9 +617,9 @@ class Client(ClosedAfterAsyncWith):
         `start_message_id_inclusive`. `isolation` and `filter` are those of `subscribe`; the broker sends a reader all
         messages, and the reader itself drops those that do not match the filter. docs/settings.md describes the other
         parameters."""
-        options = pick_parameters(locals(), "topic")
-        check_parameters(READER, options)
-        options = pick_parameters(options, "start_message_id", "reader_name", "subscription_role_prefix")
+        options = copy_parameters(locals(), "topic")
+        check_parameters(READER_CHECKS, options)
+        options = copy_parameters(options, "start_message_id", "reader_name", "subscription_role_prefix")
         settings = make_consumer_settings({**options, "consumer_name": to_plain_text(reader_name)})
         name = f"{to_plain_text(subscription_role_prefix) or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
         start, inclusive = start_message_id, start_message_id_inclusive
@@ -635,7 +635,7 @@ class Client(ClosedAfterAsyncWith):
         date. When the call returns, the view contains everything that the topic had stored. `subscription_name`: the
         name of its reader at the broker; None: a random one. Raises CryptoError if a message cannot be decrypted."""
         options: dict[str, Any] = {"schema": schema, "is_read_compacted": True, "crypto_key_reader": crypto_key_reader}
-        check_parameters(READER, {**options, "subscription_name": subscription_name})
+        check_parameters(READER_CHECKS, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
         settings = make_consumer_settings(options)
         name = to_plain_text(subscription_name) or f"table-{self.connections.world.rng.randbytes(5).hex()}"
@@ -657,8 +657,8 @@ class Client(ClosedAfterAsyncWith):
         `offsets`: the OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md);
         None: it stores none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message
         that cannot be decrypted."""
-        options = pick_parameters(locals(), "topic", "offsets")
-        check_parameters(READER, options)
+        options = copy_parameters(locals(), "topic", "offsets")
+        check_parameters(READER_CHECKS, options)
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the pull learns of it
         settings = make_consumer_settings(options)
         name, of = f"pull-{self.connections.world.rng.randbytes(5).hex()}", parse_topic(topic)
@@ -694,7 +694,7 @@ class Client(ClosedAfterAsyncWith):
         `crypto_key_reader` does not decrypt, `messages()` raises CryptoError. With the `incarnation` that
         `AdminClient.offsets` returned, raises TopicNotFound if the topic was deleted and created again in the meantime;
         without it (0) the messages of the new topic are read as those of the old one."""
-        check_parameters(READER, {"crypto_key_reader": crypto_key_reader})
+        check_parameters(READER_CHECKS, {"crypto_key_reader": crypto_key_reader})
         check_parameter("incarnation", make_whole_number_check(0, INT64_MAX), incarnation)
         check_parameter("first_index", make_whole_number_check(0, INT64_MAX), first_index)
         check_parameter("end_index", make_whole_number_check(0, INT64_MAX), end_index)
@@ -722,7 +722,7 @@ class Client(ClosedAfterAsyncWith):
         """Opens an object by `make()` and registers it, so that it is closed with the client. Drops closed objects
         when the number of registered ones has doubled."""
         made = await run_translating_errors(make())
-        if len(self._open) > 2 * self._looked_at + KEPT_MIN:
+        if len(self._open) > 2 * self._looked_at + PRUNE_ABOVE_OBJECTS:
             self._open = {each: None for each in self._open if not each.is_over}
             self._looked_at = len(self._open)
         assert isinstance(made, Producer | Consumer | PullConsumer | Reader | TableView)
@@ -750,18 +750,18 @@ class Client(ClosedAfterAsyncWith):
     async def close(self, timeout: float | None = None) -> None:
         """Aborts open transactions, flushes and closes producers, closes consumers and readers, then the connections.
 
-        Objects that are not closed after `timeout` seconds are ended at once. `timeout` None: CLOSE_QUIET_S seconds
-        after the last answer of a broker, and at most the operation time-out. Raises Timeout if messages have no
-        outcome by then; each of these messages gets AlreadyClosed, and may be stored."""
+        Objects that are not closed after `timeout` seconds are ended at once. `timeout` None: CLOSE_SILENCE_MAX_S
+        seconds after the last answer of a broker, and at most the operation time-out. Raises Timeout if messages have
+        no outcome by then; each of these messages gets AlreadyClosed, and may be stored."""
         if timeout is not None:
-            check_parameters(TRANSACTION, {"timeout": timeout})
+            check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         if self._closed and self._connections is None:
             return
         self._stop_reports()
         if (connections := self._connections) is None:
             await self._close_in_order()
             return
-        quiet_s = CLOSE_QUIET_S if timeout is None else timeout
+        quiet_s = CLOSE_SILENCE_MAX_S if timeout is None else timeout
         longest_s = self.settings.operation_timeout_s if timeout is None else timeout
         unsettled = 0
 

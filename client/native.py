@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from .common.checks import (
-    FUNCTION,
+    BOOLEAN_CHECK,
+    FUNCTION_CHECK,
     INT32_MAX,
-    TEXT,
-    YES_OR_NO,
+    TEXT_CHECK,
+    CheckTable,
     ParameterCheck,
-    Table,
     check_parameter,
     make_instance_check,
     make_whole_number_check,
@@ -201,13 +201,13 @@ class Configuration:
 class _WithProperties(Configuration):
     def property(self: Self, name: str, value: str) -> Self:
         """Adds one property."""
-        check_parameter("name", TEXT, name)
-        check_parameter("value", TEXT, value)
+        check_parameter("name", TEXT_CHECK, name)
+        check_parameter("value", TEXT_CHECK, value)
         self._values.setdefault("properties", {})[name] = value
         return self
 
 
-def _rows(table: Table, **named: Option) -> dict[str, Option]:
+def _rows(table: CheckTable, **named: Option) -> dict[str, Option]:
     """Returns the options by name; one without a check gets that of its parameter."""
     return {
         name: each if each.check is not None else each._replace(check=table[each.parameter])
@@ -224,7 +224,7 @@ class ProducerConfiguration(_WithProperties):
     raises InvalidConfiguration for a wrong value."""
 
     _options = _rows(
-        options.PRODUCER,
+        options.PRODUCER_CHECKS,
         access_mode=_of(ProducerAccessMode.Shared, "access_mode"),
         batching_enabled=_of(True, "batching_enabled"),
         batching_max_allowed_size_in_bytes=_of(131072, "batching_max_allowed_size_in_bytes"),
@@ -240,7 +240,7 @@ class ProducerConfiguration(_WithProperties):
         lazy_start_partitioned_producers=_of(False, "lazy_start_partitioned_producers"),
         max_pending_messages=_of(1000, "max_pending_messages"),
         max_pending_messages_across_partitions=_of(50000, "max_pending_messages_across_partitions"),
-        message_router=Option(FUNCTION, None, "message_router", chains=False, reads=False),
+        message_router=Option(FUNCTION_CHECK, None, "message_router", chains=False, reads=False),
         partitions_routing_mode=_of(PartitionsRoutingMode.RoundRobinDistribution, "message_routing_mode"),
         producer_name=_of("", "producer_name"),
         schema=Option(_INFO, _BYTES),
@@ -253,7 +253,7 @@ class ConsumerConfiguration(_WithProperties):
     raises InvalidConfiguration for a wrong value."""
 
     _options = _rows(
-        options.CONSUMER,
+        options.CONSUMER_CHECKS,
         auto_ack_oldest_chunked_message_on_queue_full=_of(False, "auto_ack_oldest_chunked_message_on_queue_full"),
         batch_index_ack_enabled=_of(False, "batch_index_ack_enabled"),
         batch_receive_policy=Option(
@@ -272,7 +272,7 @@ class ConsumerConfiguration(_WithProperties):
         max_total_receiver_queue_size_across_partitions=_of(
             50000, "max_total_receiver_queue_size_across_partitions", chains=False
         ),
-        message_listener=Option(FUNCTION, None, "message_listener", reads=False),
+        message_listener=Option(FUNCTION_CHECK, None, "message_listener", reads=False),
         negative_ack_redelivery_delay_ms=_of(60000, "negative_ack_redelivery_delay_ms", chains=False),
         pattern_auto_discovery_period=_of(60, "pattern_auto_discovery_period", chains=False),
         read_compacted=_of(False, "is_read_compacted", chains=False),
@@ -291,11 +291,11 @@ class ReaderConfiguration(Configuration):
     raises InvalidConfiguration for a wrong value."""
 
     _options = _rows(
-        options.READER,
+        options.READER_CHECKS,
         crypto_failure_action=_of(ConsumerCryptoFailureAction.FAIL, "crypto_failure_action"),
         crypto_key_reader=_of(None, "crypto_key_reader", reads=False),
         read_compacted=_of(False, "is_read_compacted", chains=False),
-        reader_listener=Option(FUNCTION, None, "reader_listener", reads=False),
+        reader_listener=Option(FUNCTION_CHECK, None, "reader_listener", reads=False),
         reader_name=_of("", "reader_name", chains=False),
         receiver_queue_size=_of(1000, "receiver_queue_size", chains=False),
         schema=Option(_INFO, _BYTES),
@@ -314,15 +314,15 @@ class ClientConfiguration(Configuration):
         "concurrent_lookup_requests": Option(make_whole_number_check(1), 50000, "concurrent_lookup_requests"),
         "connection_timeout": Option(make_whole_number_check(1), 10000, "connection_timeout_ms"),
         "io_threads": Option(make_whole_number_check(1), 1, "io_threads"),
-        "listener_name": Option(TEXT, "", "listener_name", reads=False),
+        "listener_name": Option(TEXT_CHECK, "", "listener_name", reads=False),
         "message_listener_threads": Option(make_whole_number_check(1), 1, "message_listener_threads"),
         "operation_timeout_seconds": Option(make_whole_number_check(1), 30, "operation_timeout_seconds"),
         "stats_interval_in_seconds": Option(make_whole_number_check(0), 600, "stats_interval_in_seconds"),
-        "tls_allow_insecure_connection": Option(YES_OR_NO, False, "tls_allow_insecure_connection"),
-        "tls_certificate_file_path": Option(TEXT, "", "tls_certificate_file_path"),
-        "tls_private_key_file_path": Option(TEXT, "", "tls_private_key_file_path"),
-        "tls_trust_certs_file_path": Option(TEXT, "", "tls_trust_certs_file_path", reads=False),
-        "tls_validate_hostname": Option(YES_OR_NO, False, "tls_validate_hostname", reads=False),
+        "tls_allow_insecure_connection": Option(BOOLEAN_CHECK, False, "tls_allow_insecure_connection"),
+        "tls_certificate_file_path": Option(TEXT_CHECK, "", "tls_certificate_file_path"),
+        "tls_private_key_file_path": Option(TEXT_CHECK, "", "tls_private_key_file_path"),
+        "tls_trust_certs_file_path": Option(TEXT_CHECK, "", "tls_trust_certs_file_path", reads=False),
+        "tls_validate_hostname": Option(BOOLEAN_CHECK, False, "tls_validate_hostname", reads=False),
     }  # fmt: skip
 
     def set_logger(self, logger: object) -> ClientConfiguration:

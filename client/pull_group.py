@@ -45,7 +45,7 @@ from ..proto.errors import MagnetarError
 from ..proto.names import TopicName, check_subscription_name
 from ..runtime.tasks import Tasks
 from .client import Client, parse_name_argument, parse_topic
-from .common.checks import NAME, SECONDS, TEXT, ParameterCheck, check_parameter
+from .common.checks import NAME_CHECK, SECONDS_CHECK, TEXT_CHECK, ParameterCheck, check_parameter
 from .common.closing import ClosedAfterAsyncWith, close_all_parts
 from .common.errors import (
     AlreadyClosed,
@@ -60,7 +60,7 @@ from .common.errors import (
     translate_error,
 )
 from .common.loggers import is_cancelled, log_foreign_error
-from .consume.assignment_core import STRATEGIES, GroupMember, GroupView, Revoke, Take
+from .consume.assignment_core import STRATEGIES, GroupMember, GroupView, RevokePartition, TakePartition
 from .consume.pull import PullConsumer, PullResult
 from .model.settings import ConsumerType, InitialPosition
 
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.client")
 
-INTERVAL_S = 1.0
+MEMBERS_POLL_S = 1.0
 """Seconds between two requests for the names of the members. A rebalance takes three such intervals."""
-STRATEGY = ParameterCheck(f"one of {', '.join(STRATEGIES)}", (str,), lambda name: name in STRATEGIES)
-CALLBACK = ParameterCheck("a function, or None", (object,), callable, optional=True)
+STRATEGY_CHECK = ParameterCheck(f"one of {', '.join(STRATEGIES)}", (str,), lambda name: name in STRATEGIES)
+CALLBACK_CHECK = ParameterCheck("a function, or None", (object,), callable, optional=True)
 _PERMANENT = (AlreadyClosed, AuthenticationError, AuthorizationError, InvalidConfiguration, TopicNotFound)
 """Errors that trying again does not change."""
 
@@ -132,7 +132,7 @@ class PullGroup(ClosedAfterAsyncWith):
     async def open(
         cls, client: Client, topic: str, group: str, *, member: str = "", strategy: str = "sticky",
         on_assigned: OnAssigned | None = None, on_revoked: OnRevoked | None = None,
-        initial_position: InitialPosition = InitialPosition.Earliest, interval: float = INTERVAL_S, **options: Any,
+        initial_position: InitialPosition = InitialPosition.Earliest, interval: float = MEMBERS_POLL_S, **options: Any,
     ) -> PullGroup:  # fmt: skip
         """Joins the group `group` of a topic, and returns the member. It has no partitions yet: it gets them in the
         background. `member`: the name of the member, which must be unique in the group; empty: a random one.
@@ -143,14 +143,14 @@ class PullGroup(ClosedAfterAsyncWith):
 
         Raises InvalidConfiguration for a wrong value, InvalidTopicName for a wrong name of a group, and the errors
         of `Client.subscribe`."""
-        check_parameter("topic", NAME, topic)
-        check_parameter("group", NAME, group)
+        check_parameter("topic", NAME_CHECK, topic)
+        check_parameter("group", NAME_CHECK, group)
         parse_name_argument(check_subscription_name, group)
-        check_parameter("member", TEXT, member)
-        check_parameter("strategy", STRATEGY, strategy)
-        check_parameter("interval", SECONDS, interval)
-        check_parameter("on_assigned", CALLBACK, on_assigned)
-        check_parameter("on_revoked", CALLBACK, on_revoked)
+        check_parameter("member", TEXT_CHECK, member)
+        check_parameter("strategy", STRATEGY_CHECK, strategy)
+        check_parameter("interval", SECONDS_CHECK, interval)
+        check_parameter("on_assigned", CALLBACK_CHECK, on_assigned)
+        check_parameter("on_revoked", CALLBACK_CHECK, on_revoked)
         name = parse_topic(topic)
         member = member or f"member-{client.connections.world.rng.randbytes(5).hex()}"
         self = cls(
@@ -243,10 +243,10 @@ class PullGroup(ClosedAfterAsyncWith):
         count = await self._count_partitions()
         members = await self._list_consumers(0, count, f"{self._group}.members")
         units = max(1, count)
-        owners = await self._find_owners(count) if self._core.wants_owners(members, units) else None
-        effects = self._core.on_view(GroupView(members, units, owners))
-        await self._revoke([each.partition for each in effects if isinstance(each, Revoke)])
-        await self._take([each.partition for each in effects if isinstance(each, Take)], count)
+        owners = await self._find_owners(count) if self._core.must_ask_owners(members, units) else None
+        effects = self._core.on_group_view(GroupView(members, units, owners))
+        await self._revoke([each.partition for each in effects if isinstance(each, RevokePartition)])
+        await self._take([each.partition for each in effects if isinstance(each, TakePartition)], count)
 
     async def _count_partitions(self) -> int:
         return await run_translating_errors(self._client.connections.fetch_partition_count(self._topic))
@@ -278,14 +278,14 @@ class PullGroup(ClosedAfterAsyncWith):
             try:
                 if error is None:
                     taken[partition] = await self._take_one(partition, count)
-                    self._core.on_taken(partition)
+                    self._core.on_partition_taken(partition)
             except ConsumerBusy:
                 _LOG.debug("group %s: partition %d of %s is another member's", self._group, partition, self._topic)
             except (MagnetarError, PulsarException) as raised:
                 error = raised
             finally:
                 if partition not in taken:
-                    self._core.on_busy(partition)
+                    self._core.on_partition_busy(partition)
         if taken:
             await self._call(self._on_assigned, taken)
         if error is not None:
@@ -321,7 +321,7 @@ class PullGroup(ClosedAfterAsyncWith):
         finally:
             for partition in partitions:
                 del self._owned[partition]
-                self._core.on_revoked(partition)
+                self._core.on_partition_revoked(partition)
             await self._close_partitions(owned)
 
     async def _leave_lost(self) -> None:
@@ -329,7 +329,7 @@ class PullGroup(ClosedAfterAsyncWith):
         lost = {each: owned for each, owned in sorted(self._owned.items()) if owned.is_gone}
         for partition in lost:
             del self._owned[partition]
-            self._core.on_lost(partition)
+            self._core.on_partition_lost(partition)
         if lost:
             _LOG.warning("group %s: the partitions %s of %s were lost", self._group, sorted(lost), self._topic)
             await self._close_partitions(list(lost.values()))

@@ -93,22 +93,22 @@ if TYPE_CHECKING:
     from .consume.consumer import Consumer
     from .transactions.transaction import Transaction
 
-SUBSCRIPTION = "redrive"
+REDRIVE_SUBSCRIPTION = "redrive"
 """Subscription of a dead-letter topic whose acknowledgements record which letters went back."""
-TIMES_MAX = 3
+REDRIVES_MAX = 3
 """How often a letter goes back without `force`: if it fails each time, a person must decide."""
 BATCH_MESSAGES = 100
 BATCH_BYTES = 8 << 20
 """Most letters of one transaction, and the number of their bytes from which on no more are added."""
-IDLE_MS = 500
+BACKLOG_CHECK_IDLE_MS = 500
 """Time in ms without a letter after which the run asks the brokers whether any letter is left."""
 ABORTED_MAX = 5
-COMMITTED_EVERY_S = 0.5
+COMMIT_EVERY_S = 0.5
 """With a rate, a transaction has the letters of at most that many seconds: later messages of their topics are not
 delivered before it ends."""
-TIMEOUT_S = 10.0
+TRANSACTION_TIMEOUT_S = 10.0
 """Time-out of a transaction in seconds: that long the topics wait for the transaction of a run that was killed."""
-SILENT_MAX_S = TIMEOUT_S + 5
+NO_LETTER_MAX_S = TRANSACTION_TIMEOUT_S + 5
 """Seconds without a letter after which letters that are not delivered stay; and seconds for which a run waits for the
 transaction of a run that was killed."""
 _AT_END = frozenset((Blocked.CAUGHT_UP, Blocked.OPEN_TRANSACTION))
@@ -198,7 +198,7 @@ class Redrive:
         if self._to is not None:
             await self._client.connections.fetch_partition_count(self._to, create=False)
         parts = await self._admin.parts(self._topic.full)
-        is_new = SUBSCRIPTION not in await self._admin.subscriptions(parts[0])
+        is_new = REDRIVE_SUBSCRIPTION not in await self._admin.subscriptions(parts[0])
         await self._note_ends(parts)
         consumer = await self._subscribe(parts, is_new=is_new)
         try:
@@ -232,7 +232,7 @@ class Redrive:
         if not is_new:
             await self._wait_for_transactions(parts)
         return await self._client.subscribe(
-            self._topic.full, SUBSCRIPTION,
+            self._topic.full, REDRIVE_SUBSCRIPTION,
             consumer_type=ConsumerType.Exclusive, initial_position=InitialPosition.Earliest,
             crypto_failure_action=ConsumerCryptoFailureAction.CONSUME, receiver_queue_size=10 * BATCH_MESSAGES,
             batch_index_ack_enabled=True, schema=BytesSchema(),
@@ -243,10 +243,10 @@ class Redrive:
         letters come again only then, and would come after those that follow them."""
         since_s = self._now()
         while pending := sum(each.pending_entries for each in _pick_subscriptions(await self._fetch_stats(parts))):
-            if self._now() - since_s > SILENT_MAX_S:
+            if self._now() - since_s > NO_LETTER_MAX_S:
                 self.result.left["acknowledged in an open transaction that is not of a redrive"] = pending
                 return
-            await asyncio.sleep(IDLE_MS / 1000)
+            await asyncio.sleep(BACKLOG_CHECK_IDLE_MS / 1000)
 
     async def _fetch_stats(self, parts: Sequence[str]) -> list[TopicStats]:
         return await asyncio.gather(*(self._admin.topic_stats(part) for part in parts))
@@ -270,11 +270,11 @@ class Redrive:
         wanted, heard_s = self._count_wanted(), self._now()
         while len(letters) < wanted and size < BATCH_BYTES and len(self._seen) < len(parts):
             try:
-                letter = await consumer.receive(IDLE_MS)
+                letter = await consumer.receive(BACKLOG_CHECK_IDLE_MS)
                 is_later = self._is_later(letter)
             except Timeout:
                 is_later = True
-            if is_later and (self._now() - heard_s) * 1000 < IDLE_MS:
+            if is_later and (self._now() - heard_s) * 1000 < BACKLOG_CHECK_IDLE_MS:
                 continue
             if is_later:  # and nothing else for so long
                 found = None if letters else await self._has_ended(parts, since_s, ended=ended)
@@ -301,7 +301,7 @@ class Redrive:
     def _count_wanted(self) -> int:
         options, wanted = self._options, BATCH_MESSAGES
         if options.rate:
-            wanted = min(wanted, max(1, int(options.rate * COMMITTED_EVERY_S)))
+            wanted = min(wanted, max(1, int(options.rate * COMMIT_EVERY_S)))
         return min(wanted, options.limit - self.result.sent.total()) if options.limit else wanted
 
     async def _has_ended(self, parts: Sequence[str], since_s: float, *, ended: bool) -> bool | None:
@@ -313,7 +313,7 @@ class Redrive:
         if not waits and ended:
             self._note_unseen(stats)
             return None
-        if waits and self._now() - since_s > SILENT_MAX_S:
+        if waits and self._now() - since_s > NO_LETTER_MAX_S:
             undelivered = max(1, sum(each.backlog for each in found) - self.result.left.total())
             self.result.left[f"not delivered: {min(waits) or 'the broker is slow'}"] += undelivered
             return None
@@ -346,8 +346,8 @@ class Redrive:
         where = self._where
         if where is not None and not where.matches(properties, lambda name: read_filter_field(letter, name)):
             return "not wanted by the filter"
-        if count_redrives(properties) >= TIMES_MAX and not self._options.force:
-            return f"went back {TIMES_MAX} times already"
+        if count_redrives(properties) >= REDRIVES_MAX and not self._options.force:
+            return f"went back {REDRIVES_MAX} times already"
         if (letter.topic_name(), _find_place(letter)) in self._too_big:
             return "too large for its topic"
         return ""
@@ -422,7 +422,7 @@ class Redrive:
         begun_s = self._now()
         if chosen and not self._options.dry_run:
             try:
-                async with self._client.transaction(TIMEOUT_S) as txn:
+                async with self._client.transaction(TRANSACTION_TIMEOUT_S) as txn:
                     await self._send_all(consumer, chosen, txn)
             except (*_LASTING, TransactionAborted, TransactionConflict) as error:
                 self._aborted += not isinstance(error, _LASTING)
@@ -511,7 +511,7 @@ class Redrive:
 
 
 def _pick_subscriptions(stats: Sequence[TopicStats]) -> list[SubscriptionStats]:
-    return [each for found in stats for each in found.subscriptions if each.name == SUBSCRIPTION]
+    return [each for found in stats for each in found.subscriptions if each.name == REDRIVE_SUBSCRIPTION]
 
 
 def _find_place(letter: Message) -> _Place:

@@ -48,8 +48,8 @@ from ..runtime.tasks import Tasks
 from .admin.client import AdminClient
 from .client import Client, parse_topic
 from .common.checks import (
-    FUNCTION,
-    NAME,
+    FUNCTION_CHECK,
+    NAME_CHECK,
     ParameterCheck,
     WrongValue,
     check_parameter,
@@ -82,19 +82,19 @@ from .transactions.process import (
 
 _LOG = logging.getLogger("magnetar.client")
 
-STEPS = ("fence", "mark", "restore")
+TAKEOVER_STEPS = ("fence", "mark", "restore")
 OWNER_KEY = "magnetar.streams.owner"
 """The key under which a worker marks that it has taken a partition of state over. Programs cannot use it."""
 COMPACTION_BYTES = 64 << 20
 """Number of bytes that are not compacted, at which a topic of state is compacted, if neither its policies nor those of
 its namespace have another."""
-TIMEOUT_S = 10.0
+TRANSACTION_TIMEOUT_S = 10.0
 """Time-out of a transaction in seconds; a take-over waits at most that long for the transaction of a dead worker."""
 _PERMANENT = (AlreadyClosed, AuthenticationError, AuthorizationError, InvalidConfiguration, InvalidMessage)
 """Errors that trying again does not change."""
 _GONE = b""
 """The value of a key that is deleted: a tombstone."""
-KEY = ParameterCheck(f"a text, and not {OWNER_KEY}", (str,), lambda key: key != OWNER_KEY)
+STATE_KEY_CHECK = ParameterCheck(f"a text, and not {OWNER_KEY}", (str,), lambda key: key != OWNER_KEY)
 
 
 # --------------------------------------------------------------------------------------------------------- state
@@ -113,7 +113,7 @@ class State(MutableMapping[str, Any]):
         self._message: dict[str, bytes] = {}  # changes of the message that is processed now
 
     def __getitem__(self, key: str) -> Any:
-        check_parameter("key", KEY, key)
+        check_parameter("key", STATE_KEY_CHECK, key)
         self.is_used = True
         for known in (self._message, self._batch, self.committed):
             if (value := known.get(key)) is not None:
@@ -123,7 +123,7 @@ class State(MutableMapping[str, Any]):
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        check_parameter("key", KEY, key)
+        check_parameter("key", STATE_KEY_CHECK, key)
         self.is_used = True
         self._message[key] = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -147,12 +147,12 @@ class State(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def keep_message_changes(self) -> None:
+    def add_message_changes(self) -> None:
         """Adds the changes of the present message to those of the batch, because the function has succeeded."""
         self._batch |= self._message
         self._message = {}
 
-    def drop_message_changes(self) -> None:
+    def discard_message_changes(self) -> None:
         """Drops the changes of the present message, because the function has failed."""
         self._message = {}
 
@@ -206,12 +206,12 @@ class App:
     each partition is processed by one of them at a time. Raises InvalidConfiguration for an empty name."""
 
     def __init__(self, name: str) -> None:
-        check_parameter("name", NAME, name)
+        check_parameter("name", NAME_CHECK, name)
         self.name = name
         self._steps: list[StepOptions] = []
 
     def step(
-        self, source: str, sink: str, *, state: str, messages_max: int = 1000, timeout: float = TIMEOUT_S,
+        self, source: str, sink: str, *, state: str, messages_max: int = 1000, timeout: float = TRANSACTION_TIMEOUT_S,
         on_error: str = "raise",
     ) -> Callable[[Step], Step]:  # fmt: skip
         """Declares a step. Returns a decorator for a function, or coroutine function, `(message, context)`. The
@@ -220,12 +220,12 @@ class App:
         those of `process`; a message that is negatively acknowledged changes nothing in the state. Raises
         InvalidConfiguration for a wrong value, and if another step has the same `state`."""
         topics = {"source": source, "sink": sink, "state": state}
-        check_parameters(dict.fromkeys(topics, NAME), topics)
+        check_parameters(dict.fromkeys(topics, NAME_CHECK), topics)
         limits = ProcessOptions(messages_max, 0, 1, timeout, on_error, None, ProcessStatistics())
         limits.check()
 
         def declare(function: Step) -> Step:
-            check_parameter("function", FUNCTION, function)
+            check_parameter("function", FUNCTION_CHECK, function)
             if any((each.source, each.state) == (source, state) or each.state == state for each in self._steps):
                 raise WrongValue(f"another step has the state {shorten_value(state)}")
             self._steps.append(StepOptions(function, source, sink, state, messages_max, timeout, on_error))
@@ -412,11 +412,11 @@ class _Worker:
         except (Exception, asyncio.CancelledError) as error:
             if is_cancelled(error):
                 raise
-            context.state.drop_message_changes()
+            context.state.discard_message_changes()
             own = error if isinstance(error, Exception) else RuntimeError("the function raised CancelledError")
             self._own_errors.append(own)
             return FunctionResult(message, (), own)
-        context.state.keep_message_changes()
+        context.state.add_message_changes()
         return FunctionResult(message, outputs, None)
 
     def _make_state_outputs(self, state: State) -> list[Output]:

@@ -29,7 +29,7 @@ from pyspark.sql.types import DataType, StructType
 
 from ..client.common.errors import InvalidMessage
 from ..client.model.composite_schemas import (
-    SINGLE,
+    PRIMITIVE_SCHEMAS,
     collect_named_types,
     make_avro_decoder,
     make_avro_encoder,
@@ -37,7 +37,7 @@ from ..client.model.composite_schemas import (
 )
 from ..proto.errors import InvalidConfiguration, InvalidRequest, InvalidSchema, SchemaNotFound
 from ..proto.schema import SchemaInfo, SchemaType
-from .shapes import META, ColumnField, DataTypeMapping, TypedSchema, select_record_fields
+from .shapes import METADATA_PREFIX, ColumnField, DataTypeMapping, TypedSchema, select_record_fields
 
 if TYPE_CHECKING:
     from .rows import RowBuilder
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 def make_arrow_column(cells: Sequence[Any], shape: DataTypeMapping) -> pa.Array:
     """Returns an Arrow column of the type `shape.raw` with the values `cells`, which may contain None. Raises one of
-    WRONG_VALUE if the type cannot represent a value."""
+    ARROW_VALUE_ERRORS if the type cannot represent a value."""
     if shape.is_plain or not cells:
         return pa.array(cells, shape.raw)
     if not shape.parts:
@@ -93,13 +93,13 @@ def _begins(cells: Sequence[Any]) -> pa.Array:
 
 
 Decode = Callable[[bytes], Any]
-PIECE_ROWS = 2000
+ROWS_PER_PIECE = 2000
 """Rows that exist as Python objects at the same time: 20,000 rows do not fit into the caches of a processor, and cost a
 tenth more."""
-WRONG_PAYLOAD = (ValueError, RecursionError, InvalidMessage)
+PAYLOAD_ERRORS = (ValueError, RecursionError, InvalidMessage)
 """Errors of decoding a payload: errors of msgspec are ValueErrors, or RecursionError for a payload that is nested too
 deeply."""
-WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
+ARROW_VALUE_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow for a value that its type cannot represent."""
 
 
@@ -110,7 +110,7 @@ class SchemaVersionLookup(Protocol):
     def __call__(self, version: int) -> SchemaInfo: ...
 
 
-Build = Callable[["RowBuilder", pa.DataType], pa.Array]
+BuildColumn = Callable[["RowBuilder", pa.DataType], pa.Array]
 
 
 class ColumnDecoder:
@@ -122,7 +122,7 @@ class ColumnDecoder:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
-    def make_column_builders(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
+    def make_column_builders(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, BuildColumn]:
         """Returns, by column name, functions that build the columns `names`, which have the Arrow types `types`. A
         RowBuilder calls each function once for each of its batches; the first one that it calls decodes the rows for
         all of them. Must be called once. Raises InvalidSchema if the schema has a field whose default is not of its
@@ -135,7 +135,7 @@ class ColumnDecoder:
         self._fields = {each.name: each for each in self._reader.record.fields}
         self._blank = _blank(self._reader)
 
-        def make_column_builder(name: str) -> Build:
+        def make_column_builder(name: str) -> BuildColumn:
             def build(rows: RowBuilder, type_: pa.DataType) -> pa.Array:
                 if not self._cells:
                     with disable_garbage_collector():
@@ -155,7 +155,7 @@ class ColumnDecoder:
     ) -> dict[str, pa.Array]:
         try:
             return self._arrays(rows, wanted)
-        except WRONG_VALUE:
+        except ARROW_VALUE_ERRORS:
             self._without_unfit(builder, first, rows, wanted)
             return self._arrays(rows, wanted)
 
@@ -170,13 +170,13 @@ class ColumnDecoder:
             values = builder.values[at : at + run.rows]
             try:
                 decode = self._decode_of(run.entry.schema_version)
-            except WRONG_PAYLOAD as error:
+            except PAYLOAD_ERRORS as error:
                 decode = _refusing(error)
             try:
                 rows += [blank if value is None else decode(value) for value in values]
-            except WRONG_PAYLOAD:
+            except PAYLOAD_ERRORS:
                 rows += [self._one(builder, decode, value, at + number) for number, value in enumerate(values)]
-            if len(rows) >= PIECE_ROWS:
+            if len(rows) >= ROWS_PER_PIECE:
                 yield first, rows
                 first, rows = at + run.rows, []
         if rows:
@@ -185,7 +185,7 @@ class ColumnDecoder:
     def _one(self, builder: RowBuilder, decode: Decode, value: bytes | None, row: int) -> Any:
         try:
             return self._blank if value is None else decode(value)
-        except WRONG_PAYLOAD as error:
+        except PAYLOAD_ERRORS as error:
             return self._unfit(builder, row, error)
 
     def _unfit(self, builder: RowBuilder, row: int, error: Exception) -> Any:
@@ -219,7 +219,7 @@ class ColumnDecoder:
             return self._json
         if writer.type is SchemaType.AVRO:
             return self._avro(writer)
-        return SINGLE[writer.type].decode
+        return PRIMITIVE_SCHEMAS[writer.type].decode
 
     def _avro(self, writer: SchemaInfo) -> Decode:
         own = self._reader.record.avro
@@ -253,11 +253,11 @@ class ColumnDecoder:
         for name, type_ in wanted.items():
             try:
                 self._array(cells[name], name, type_)
-            except WRONG_VALUE:
+            except ARROW_VALUE_ERRORS:
                 for row, cell in enumerate(cells[name]):
                     try:
                         self._array([cell], name, type_)
-                    except WRONG_VALUE as error:
+                    except ARROW_VALUE_ERRORS as error:
                         if rows[row] is not self._blank:  # by another of its fields
                             rows[row] = self._unfit(builder, first + row, ValueError(f"field {name!r}: {error}"))
 
@@ -333,16 +333,18 @@ def disable_garbage_collector() -> Iterator[None]:
 #
 # The driver checks the columns before anything runs: each is a field of the schema, of its type (shapes.py), and each
 # field that has no default and cannot be null has a column. A field without a column is written as its default, or
-# null. A column of `METADATA` says something else of the message; those that only the source has are left out, so that
-# rows that were read can be written.
+# null. A column of `METADATA_COLUMNS` says something else of the message; those that only the source has are left out,
+# so that rows that were read can be written.
 #
 # A row that the schema does not take ends its task with InvalidRequest, which names the column: null in a field that
 # has no null, a symbol that an enum does not have, NaN in JSON, a time that the schema's unit does not reach. Times are
 # cut to the unit of the schema.
 
 
-METADATA = {f"{META}{name}" for name in ("key", "partition", "eventTime", "properties")}
-SOURCE_ONLY = {f"{META}{name}" for name in ("topic", "offset", "messageId", "publishTime", "producerName")}
+METADATA_COLUMNS = {f"{METADATA_PREFIX}{name}" for name in ("key", "partition", "eventTime", "properties")}
+SOURCE_ONLY_COLUMNS = {
+    f"{METADATA_PREFIX}{name}" for name in ("topic", "offset", "messageId", "publishTime", "producerName")
+}
 
 
 def check_schema_columns(schema: StructType, topic: str, known: TypedSchema) -> None:
@@ -350,13 +352,13 @@ def check_schema_columns(schema: StructType, topic: str, known: TypedSchema) -> 
     column is not a field of the topic's schema or has another type, or if a required field has no column."""
     fields = {each.name: each for each in known.record.fields}
     for column in schema:
-        if column.name in METADATA | SOURCE_ONLY:
+        if column.name in METADATA_COLUMNS | SOURCE_ONLY_COLUMNS:
             continue
         field = fields.get(column.name)
         if field is None:
             raise InvalidConfiguration(
                 f"column {column.name!r} is no field of the schema of {topic}, which has {', '.join(fields)}; "
-                f"others are {', '.join(sorted(METADATA))}"
+                f"others are {', '.join(sorted(METADATA_COLUMNS))}"
             )
         if not _same(column.dataType, field.shape.spark):
             raise InvalidConfiguration(
@@ -383,8 +385,8 @@ class RowEncoder:
         self._known = known
         self._fields = {each.name: each for each in known.record.fields}
         self._names: dict[str, Any] = {}
-        if known.record.is_single and known.info.type in SINGLE:
-            self._encode: Callable[[Any], bytes] = SINGLE[known.info.type].encode
+        if known.record.is_single and known.info.type in PRIMITIVE_SCHEMAS:
+            self._encode: Callable[[Any], bytes] = PRIMITIVE_SCHEMAS[known.info.type].encode
         elif known.info.type is SchemaType.AVRO:
             self._names = collect_named_types(parse_avro_definition(known.info))
             self._encode = make_avro_encoder(known.record.avro)

@@ -5,11 +5,12 @@ text, so the JSON form (`offset_to_json`) is sorted and canonical: `{"persistent
 partition that is missing from the start of a batch is new, and is read from its earliest index (Kafka's rule).
 
 **An index belongs to one incarnation of a topic**; the incarnation is the time at which the topic was created. The JSON
-names it next to the indexes, under `INCARNATIONS`: that of a topic by the topic's name, that of a partition that was
-created at another time by the partition's name. If the incarnation differs from the checkpoint's, the topic was deleted
-and created again, however many messages it has: the messages that the query had not read are lost (`LostMessages`), and
-the query continues at the earliest message. Offsets of older versions of Magnetar name no incarnation; with them a new
-topic is detected only if it is shorter than its offset. Guard: tests/spark/test_identity.py."""
+names it next to the indexes, under `INCARNATIONS_KEY`: that of a topic by the topic's name, that of a partition that
+was created at another time by the partition's name. If the incarnation differs from the checkpoint's, the topic was
+deleted and created again, however many messages it has: the messages that the query had not read are lost
+(`LostMessages`), and the query continues at the earliest message. Offsets of older versions of Magnetar name no
+incarnation; with them a new topic is detected only if it is shorter than its offset. Guard:
+tests/spark/test_identity.py."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ from ..proto.errors import InvalidRequest
 Partition = tuple[str, int]
 """Full topic name without the partition, and number of the partition."""
 
-Index = dict[Partition, int]
+IndexByPartition = dict[Partition, int]
 
-Incarnations = Mapping[Partition, int]
+IncarnationByPartition = Mapping[Partition, int]
 """Partition → the time at which it was created; a partition that is missing, or 0: not known."""
 
-UNKNOWN: Incarnations = {}
+UNKNOWN_INCARNATIONS: IncarnationByPartition = {}
 
-INCARNATIONS = "incarnations"
+INCARNATIONS_KEY = "incarnations"
 """Key in the JSON of an offset under which incarnations are stored; no full name of a topic is equal to it."""
-SOURCE = "source"
+PROGRESS_KEY = "source"
 """Key in the JSON that a query reports to Spark (`make_progress_report`) under which the report is; it is in no
 offset."""
 _PART = "-partition-"
@@ -74,8 +75,8 @@ class LostMessages(NamedTuple):
     reason: str
 
 
-MADE_ANEW = "the topic was deleted and made anew since the checkpoint"
-SHORTER = "the topic is shorter than the checkpoint: it was deleted and made anew"
+RECREATED_REASON = "the topic was deleted and made anew since the checkpoint"
+SHORTENED_REASON = "the topic is shorter than the checkpoint: it was deleted and made anew"
 
 
 def is_other_incarnation(one: int, other: int) -> bool:
@@ -84,8 +85,10 @@ def is_other_incarnation(one: int, other: int) -> bool:
 
 
 def reset_recreated_partitions(
-    start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations = UNKNOWN
-) -> Index:
+    start: IndexByPartition,
+    available: Mapping[Partition, AvailableRange],
+    made: IncarnationByPartition = UNKNOWN_INCARNATIONS,
+) -> IndexByPartition:
     """Returns a copy of `start` in which each partition that was created again has its earliest available index. A
     partition was created again if its incarnation differs from that in `made`, or if its end is below its index in
     `start`. A partition that is not in `available` keeps its index."""
@@ -93,7 +96,7 @@ def reset_recreated_partitions(
 
 
 def find_recreated_partitions(
-    start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations
+    start: IndexByPartition, available: Mapping[Partition, AvailableRange], made: IncarnationByPartition
 ) -> list[LostMessages]:
     """Returns the partitions whose index `reset_recreated_partitions` would change, because they were created again;
     each as LostMessages."""
@@ -101,16 +104,20 @@ def find_recreated_partitions(
     return [LostMessages(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
 
 
-def _why_anew(p: Partition, at: int, available: Mapping[Partition, AvailableRange], made: Incarnations) -> str | None:
+def _why_anew(
+    p: Partition, at: int, available: Mapping[Partition, AvailableRange], made: IncarnationByPartition
+) -> str | None:
     there = available.get(p)
     if there is None:
         return None
     if is_other_incarnation(made.get(p, 0), there.incarnation):
-        return MADE_ANEW
-    return SHORTER if there.end < at else None
+        return RECREATED_REASON
+    return SHORTENED_REASON if there.end < at else None
 
 
-def offset_to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, int]]:
+def offset_to_json(
+    index: IndexByPartition, made: IncarnationByPartition = UNKNOWN_INCARNATIONS
+) -> dict[str, dict[str, int]]:
     """Returns an offset in its JSON form, with sorted keys: topic → partition → index, and under INCARNATIONS the known
     incarnations `made` of the partitions of `index`. `parse_offset` and `parse_incarnations` reverse this."""
     result: dict[str, dict[str, int]] = {}
@@ -120,10 +127,10 @@ def offset_to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict
     for (topic, partition), at in sorted(made.items()):
         if at and (topic, partition) in index and named.setdefault(topic, at) != at:
             named[f"{topic}{_PART}{partition}"] = at
-    return result | ({INCARNATIONS: dict(sorted(named.items()))} if named else {})
+    return result | ({INCARNATIONS_KEY: dict(sorted(named.items()))} if named else {})
 
 
-def make_progress_report(index: Index, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
+def make_progress_report(index: IndexByPartition, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
     """Returns the progress report of a query at the offset `index`, as JSON: the offset of the end of the topics, and
     under SOURCE the lag in messages and bytes. Spark shows the report as `latestOffset` of its progress, because a
     source in Python has no other metrics."""
@@ -138,10 +145,10 @@ def make_progress_report(index: Index, available: Mapping[Partition, AvailableRa
         "lagByTopic": by_topic,
     }
     ends = offset_to_json({p: a.end for p, a in available.items()}, {p: a.incarnation for p, a in available.items()})
-    return {**ends, SOURCE: found}
+    return {**ends, PROGRESS_KEY: found}
 
 
-def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> Index:
+def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> IndexByPartition:
     """Returns the index of each partition in an offset of a checkpoint. Raises InvalidRequest if the offset does not
     have the form that `offset_to_json` writes."""
     try:
@@ -149,7 +156,7 @@ def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> Index:
             (topic, int(partition)): operator.index(value)
             for topic, partitions in offset.items()
             for partition, value in partitions.items()
-            if topic not in (INCARNATIONS, SOURCE)
+            if topic not in (INCARNATIONS_KEY, PROGRESS_KEY)
         }
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidRequest("the checkpoint's offset is not {topic: {partition: index}}") from error
@@ -160,15 +167,18 @@ def parse_incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partitio
     if the offset is malformed."""
     index = parse_offset(offset)
     try:
-        named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS, {}).items()}
+        named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS_KEY, {}).items()}
     except (AttributeError, TypeError) as error:
         raise InvalidRequest("the checkpoint's offset names no incarnation of a topic by a number") from error
     return {(t, n): named.get(f"{t}{_PART}{n}", named.get(t, 0)) for t, n in index}
 
 
 def find_batch_end(
-    start: Index, available: Mapping[Partition, AvailableRange], offsets_max: int | None, bytes_max: int | None
-) -> Index:
+    start: IndexByPartition,
+    available: Mapping[Partition, AvailableRange],
+    offsets_max: int | None,
+    bytes_max: int | None,
+) -> IndexByPartition:
     """Returns the end of the next batch, which begins at `start`: the index after the last message of each partition.
     The batch has at most `offsets_max` messages and about `bytes_max` bytes, but at least one message if any is unread.
     None: no limit.
@@ -200,8 +210,8 @@ def _bytes_of(there: AvailableRange, waiting: int) -> float:
 
 
 def plan_readable_ranges(
-    start: Index, end: Index, available: Mapping[Partition, AvailableRange], begun: Incarnations = UNKNOWN,
-    planned: Incarnations = UNKNOWN,
+    start: IndexByPartition, end: IndexByPartition, available: Mapping[Partition, AvailableRange],
+    begun: IncarnationByPartition = UNKNOWN_INCARNATIONS, planned: IncarnationByPartition = UNKNOWN_INCARNATIONS,
 ) -> tuple[list[MessageRange], list[LostMessages]]:  # fmt: skip
     """Returns two lists: the ranges that can be read between two offsets, and the messages that cannot be read any
     more. `begun`, `planned`: the incarnations to which `start` and `end` belong.
@@ -217,19 +227,19 @@ def plan_readable_ranges(
         first, last = start.get(p, there.earliest if there else 0), end[p]
         if there is not None and is_other_incarnation(planned.get(p, 0), there.incarnation):
             if last > (0 if is_other_incarnation(begun.get(p, 0), planned.get(p, 0)) else start.get(p, 0)):
-                lost.append(LostMessages(p, first, last, MADE_ANEW))
+                lost.append(LostMessages(p, first, last, RECREATED_REASON))
             continue
         if there is None:
             if first < last:
                 lost.append(LostMessages(p, first, last, "the topic or partition does not exist any more"))
             continue
         if last < first or is_other_incarnation(begun.get(p, 0), planned.get(p, 0)):
-            lost.append(LostMessages(p, first, last, SHORTER if last < first else MADE_ANEW))
+            lost.append(LostMessages(p, first, last, SHORTENED_REASON if last < first else RECREATED_REASON))
             first = there.earliest
         if first < there.earliest and first < last:
             lost.append(LostMessages(p, first, there.earliest, "retention removed them before they were read"))
         if last > there.end:
-            lost.append(LostMessages(p, last, there.end, SHORTER))
+            lost.append(LostMessages(p, last, there.end, SHORTENED_REASON))
         first, last = max(first, there.earliest), min(last, there.end)
         if first < last:
             found.append(MessageRange(p, first, last, planned.get(p) or there.incarnation))

@@ -20,7 +20,7 @@ from typing import Any
 from ..cli.common.profiles import load_profile
 from ..client.admin import AdminClient
 from ..client.aio import Client
-from ..client.common.checks import CLIENT, Table
+from ..client.common.checks import CLIENT_CHECKS, CheckTable
 from ..client.connect.authentication import (
     Authentication,
     AuthenticationTLS,
@@ -28,14 +28,14 @@ from ..client.connect.authentication import (
     UnsupportedAuthentication,
     make_authentication_by_name,
 )
-from ..client.model.options import PRODUCER
+from ..client.model.options import PRODUCER_CHECKS
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, MagnetarError
 from ..proto.filters import parse_filter
 from ..proto.names import TopicName
-from .offsets import INCARNATIONS, SOURCE
+from .offsets import INCARNATIONS_KEY, PROGRESS_KEY
 
-EARLIEST = -2
-LATEST = -1
+EARLIEST_OFFSET = -2
+LATEST_OFFSET = -1
 """The number for the end of a partition in the JSON form of offsets, as in Kafka."""
 
 Offsets = dict[str, dict[int, int]]
@@ -131,7 +131,8 @@ _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
     "max_pending_messages": int,
     "send_timeout_millis": int,
 }
-_PRODUCER_ROWS = {name: row for name, row in PRODUCER.items() if name != "compression_type"}  # spark_connector/sink.py
+# spark_connector/sink.py
+_PRODUCER_ROWS = {name: row for name, row in PRODUCER_CHECKS.items() if name != "compression_type"}
 _CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {
     "operation_timeout_seconds": float, "connection_timeout_ms": int, "concurrent_lookup_requests": int,
     "listener_name": str, "memory_limit_bytes": int,
@@ -318,7 +319,8 @@ def _per_partition(found: Mapping[str, str], name: str, what: str) -> dict[str, 
         return {
             str(_topic(topic, name)): {int(partition): int(value) for partition, value in partitions.items()}
             for topic, partitions in parsed.items()
-            if topic not in (INCARNATIONS, SOURCE) or any(each.isdigit() for each in partitions)  # a query's own
+            # a query's own
+            if topic not in (INCARNATIONS_KEY, PROGRESS_KEY) or any(each.isdigit() for each in partitions)
         }
     except (ValueError, AttributeError, TypeError) as error:
         raise InvalidConfiguration(f"option {name!r} must be {what}, not {text!r}") from error
@@ -338,13 +340,13 @@ def _offsets(found: Mapping[str, str], name: str, *, forbid: int | None = None) 
     text = found.get(name)
     if text is None:
         return None
-    word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
+    word = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}.get(text.strip().lower())
     result = word if word is not None else _per_partition(found, name, 'earliest, latest or {"topic":{"0":23,"1":-2}}')
     values = [result] if isinstance(result, int) else [v for p in (result or {}).values() for v in p.values()]
     if forbid in values:
-        side = "latest (-1) as the start" if forbid == LATEST else "earliest (-2) as the end"
+        side = "latest (-1) as the start" if forbid == LATEST_OFFSET else "earliest (-2) as the end"
         raise InvalidConfiguration(f"option {name!r}: a batch cannot have {side}")
-    if any(value < EARLIEST for value in values):
+    if any(value < EARLIEST_OFFSET for value in values):
         raise InvalidConfiguration(f"option {name!r}: an index below -2 does not exist")
     return result
 
@@ -371,7 +373,7 @@ def _time_ms(value: int) -> int:
 
 
 def _settings(
-    found: Mapping[str, str], prefix: str, known: Mapping[str, Callable[[str], Any]], rows: Table
+    found: Mapping[str, str], prefix: str, known: Mapping[str, Callable[[str], Any]], rows: CheckTable
 ) -> dict[str, Any]:
     """Returns the options that start with `prefix`, checked by the SDK's own table of parameters."""
     settings: dict[str, Any] = {}
@@ -420,7 +422,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         raise InvalidConfiguration(f"minOffsetsPerTrigger ({minimum}) is above maxOffsetsPerTrigger ({maximum})")
     if "maxtriggerdelay" in found and minimum is None:
         raise InvalidConfiguration("option 'maxTriggerDelay' has a meaning only with 'minOffsetsPerTrigger'")
-    ending = _offsets(found, "endingoffsets", forbid=EARLIEST)
+    ending = _offsets(found, "endingoffsets", forbid=EARLIEST_OFFSET)
     kafka = _choice(found, "columns", ("magnetar", "kafka")) == "kafka"
     by_registry = _by_registry(found)
     if by_registry and (clash := sorted({"columns", "valueformat"} & found.keys())):
@@ -433,10 +435,10 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         identity=_identity(found, who, streaming),
         topics=topics,
         pattern=pattern,
-        starting=_offsets(found, "startingoffsets", forbid=None if streaming else LATEST),
+        starting=_offsets(found, "startingoffsets", forbid=None if streaming else LATEST_OFFSET),
         starting_times=_times(found, "startingtimestamp", "startingoffsetsbytimestamp"),
         on_no_offset_for_time=_choice(found, "startingoffsetsbytimestampstrategy", ("error", "latest")),
-        ending=LATEST if ending is None else ending,
+        ending=LATEST_OFFSET if ending is None else ending,
         ending_times=_times(found, "endingtimestamp", "endingoffsetsbytimestamp"),
         max_offsets_per_trigger=maximum,
         max_bytes_per_trigger=_positive(found, "maxbytespertrigger"),
@@ -453,7 +455,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         discovery_interval_s=_duration_s(found, "topicdiscoveryinterval", "60s"),
         poll_timeout_s=(_positive(found, "polltimeoutms") or 120_000) / 1000,
         wait_for_topic=_boolean(found, "waitfortopic", False),
-        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
+        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT_CHECKS),
         private_key_file=found.get("crypto.private.key.file"),
         by_registry=by_registry,
         strict_schema=_choice(found, "schemaerrors", ("fail", "null")) == "fail",
@@ -493,7 +495,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False, c
     return SinkOptions(
         access=parse_query_access(found),
         topic=str(_topic(topic, "topic")) if topic else None,
-        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
+        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT_CHECKS),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),
         encryption_keys=names,
         public_key_file=found.get("crypto.public.key.file"),
@@ -584,7 +586,7 @@ _CREDENTIALS = {"token", "tls.certificate.file", "tls.private.key.file", "auth.p
 _PLACES = ("file:", "env:")
 _TOKEN_HEAD = "eyJ"
 """The first characters of every JWT."""
-NAME_MAX = 200
+SHOWN_NAME_CHARACTERS_MAX = 200
 """Most characters of a place that an error message contains; if a token was given by mistake, it is longer than a
 place."""
 FILE_BYTES_MAX = 1 << 20
@@ -727,7 +729,8 @@ def _secret(text: str) -> str:
     if found is None or not found.strip():
         kind, _, name = text.partition(":")
         what = "the environment has no variable" if kind == "env" else "there is no credential in the file"
-        shown = name if len(name) <= NAME_MAX and _TOKEN_HEAD not in name else "that is named"  # perhaps the token
+        # perhaps the token
+        shown = name if len(name) <= SHOWN_NAME_CHARACTERS_MAX and _TOKEN_HEAD not in name else "that is named"
         raise InvalidConfiguration(f"{what} {shown}: every Python process of the query needs it")
     try:
         return found.decode().strip()

@@ -27,7 +27,7 @@ from ..proto.errors import InvalidConfiguration, NotAllowed, NotFound, Subscript
 from ..proto.names import NamespaceName, TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
-from .offsets import AvailableRange, Incarnations, Index, Partition
+from .offsets import AvailableRange, IncarnationByPartition, IndexByPartition, Partition
 from .options import SourceOptions, digest_credential_sources
 from .shapes import TypedSchema, find_newest_schema, find_reader_schema
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.spark")
 WAIT_FOR_TOPIC_S = 1.0
 
-KEPT_MAX = 16
+CACHED_CONNECTIONS_MAX = 16
 """Most connections of queries that a Python process keeps: Spark uses a process again for other queries."""
 
 _OF_PROCESS: dict[tuple[int, str], QueryConnection] = {}
@@ -56,7 +56,7 @@ def get_query_connection(options: SourceOptions) -> QueryConnection:
         for other in [each for each in _OF_PROCESS if each[0] != key[0]]:
             del _OF_PROCESS[other]  # of the process that this one is a fork of, which has the connection
         idle = [each for each in _OF_PROCESS.values() if not each.reads]
-        for each in idle[: max(0, len(_OF_PROCESS) + 1 - KEPT_MAX)]:
+        for each in idle[: max(0, len(_OF_PROCESS) + 1 - CACHED_CONNECTIONS_MAX)]:
             each.close()
         found = QueryConnection(options, SystemClock(), held)
     _OF_PROCESS[key] = found
@@ -177,7 +177,9 @@ class QueryConnection:
         asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)
         return self._run(asked).aborted
 
-    def acknowledge_up_to_offset(self, index: Index, made: Incarnations, subscription: str) -> None:
+    def acknowledge_up_to_offset(
+        self, index: IndexByPartition, made: IncarnationByPartition, subscription: str
+    ) -> None:
         """Acknowledges for `subscription` all messages before the offset `index`, in each partition that still exists.
         `made`: the incarnations of the partitions for which `index` is valid. Logs a warning for a partition that was
         deleted or has another incarnation."""

@@ -73,20 +73,20 @@ from ..proto.filters import Filter
 from ..proto.schema import decode_version
 from .offsets import Partition
 from .options import SourceOptions
-from .shapes import META
+from .shapes import METADATA_PREFIX
 
 if TYPE_CHECKING:
     from .decoding import ColumnDecoder
 
-ROWS_MAX = 20_000
+BATCH_ROWS_MAX = 20_000
 """Most rows of an Arrow batch: the fastest size measured with Spark's `noop` sink (2.9 M rows/s)."""
-BYTES_MAX = 16 << 20
+BATCH_BYTES_MAX = 16 << 20
 """Most bytes of values in an Arrow batch; far below Arrow's limit of 2 GiB for 32-bit binaries."""
 
 TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 … 9999 in ms since the epoch: the range of Spark's TimestampType."""
 
-HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
 
 def make_default_columns(options: SourceOptions) -> StructType:
@@ -111,7 +111,7 @@ def list_metadata_columns(options: SourceOptions) -> list[StructField]:
     key of a message."""
     names = ["key", "topic", "partition", "offset", "messageId", "publishTime", "eventTime", "producerName"]
     names += ["properties"] if options.include_properties else []
-    return [StructField(META + name, _COLUMNS[name].type, _COLUMNS[name].nullable) for name in names]
+    return [StructField(METADATA_PREFIX + name, _COLUMNS[name].type, _COLUMNS[name].nullable) for name in names]
 
 
 def check_source_columns(schema: StructType, options: SourceOptions) -> None:
@@ -225,10 +225,12 @@ class RowBuilder:
         if decoding is None:
             self._builders = [_COLUMNS[f.name].build for f in schema]
         else:
-            typed = [f for f in self._schema if not f.name.startswith(META)]
+            typed = [f for f in self._schema if not f.name.startswith(METADATA_PREFIX)]
             by_schema = decoding.make_column_builders([f.name for f in typed], [f.type for f in typed])
             self._builders = [
-                _COLUMNS[f.name.removeprefix(META)].build if f.name.startswith(META) else by_schema[f.name]
+                _COLUMNS[f.name.removeprefix(METADATA_PREFIX)].build
+                if f.name.startswith(METADATA_PREFIX)
+                else by_schema[f.name]
                 for f in self._schema
             ]
         self.topic, self.partition = partition
@@ -244,7 +246,7 @@ class RowBuilder:
     @property
     def is_full(self) -> bool:
         """Returns whether a batch must be made before more rows are added: it has ROWS_MAX rows or BYTES_MAX bytes."""
-        return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
+        return self.rows >= BATCH_ROWS_MAX or self._bytes >= BATCH_BYTES_MAX
 
     def add(self, entry: DecodedEntry, at: int, end: int) -> int:
         """Adds the messages of the entry with the indexes `at` … `end - 1` as rows, if they are wanted. Returns the
@@ -496,5 +498,5 @@ _COLUMNS: dict[str, _Column] = {
     "producerName": _Column(StringType(), False, _producer_name),
     "properties": _Column(MapType(StringType(), StringType()), True, _properties),
     "timestampType": _Column(IntegerType(), False, _timestamp_type),
-    "headers": _Column(HEADERS, True, _headers),
+    "headers": _Column(HEADERS_TYPE, True, _headers),
 }

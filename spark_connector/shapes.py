@@ -58,7 +58,7 @@ from ..proto.errors import InvalidConfiguration, InvalidSchema
 from ..proto.schema import SchemaInfo, SchemaType
 
 DECIMAL_DIGITS_MAX = 38
-TYPES_MAX = 10_000
+SCHEMA_TYPES_MAX = 10_000
 """Most types of all columns together, each counted as often as it is used: a definition may use each type twice in the
 next one, which doubles the number at every level."""
 MISSING_IS_NULL = None
@@ -191,8 +191,10 @@ class _Shapes:
 
     def shape_of(self, schema: Any, path: str, around: tuple[str, ...]) -> DataTypeMapping:
         self._types += 1
-        if self._types > TYPES_MAX:
-            raise InvalidSchema(f"the definition has more than {TYPES_MAX} types: columns of that many are of no use")
+        if self._types > SCHEMA_TYPES_MAX:
+            raise InvalidSchema(
+                f"the definition has more than {SCHEMA_TYPES_MAX} types: columns of that many are of no use"
+            )
         if isinstance(schema, list):
             return self._union(schema, path, around)
         if isinstance(schema, str):
@@ -334,12 +336,12 @@ def _name_of(schema: Any) -> str:
 # and shows a new field when it is started anew. All topics of a query have to have the same columns.
 #
 # Columns: one for each field of the schema (shapes.py), or `value` for a schema that is no record; after them those of
-# rows.py (`list_metadata_columns`), whose names begin with `META`.
+# rows.py (`list_metadata_columns`), whose names begin with `METADATA_PREFIX`.
 
 
-META = "__"
+METADATA_PREFIX = "__"
 """Prefix of the names of columns that are not of the schema: `__key`."""
-BY_AVRO = (SchemaType.AVRO, SchemaType.JSON)
+AVRO_DEFINED_TYPES = (SchemaType.AVRO, SchemaType.JSON)
 
 
 def _single(spark: DataType, raw: pa.DataType, unit: pa.DataType | None = None) -> DataTypeMapping:
@@ -379,7 +381,7 @@ def make_typed_schema(topic: str, info: SchemaInfo) -> TypedSchema:
     shape = _SINGLE.get(info.type)
     if shape is not None:
         return TypedSchema(info, RecordShape((ColumnField("value", shape),), None, None, is_single=True))
-    if info.type not in BY_AVRO:
+    if info.type not in AVRO_DEFINED_TYPES:
         raise InvalidConfiguration(
             f"topic {topic} has a schema of type {info.type.name}, which has no columns; leave out the option "
             "'schema', and decode the column 'value'"
@@ -409,7 +411,7 @@ def find_reader_schema(topic: str, versions: Iterable[TopicSchema], wanted: Stru
     metadata columns are not looked at. Raises InvalidConfiguration if there is none (the error names the first column
     that the newest schema lacks or has with another type), or if the newest schema cannot be represented as columns."""
     living = sorted((each for each in versions if not each.deleted), key=lambda each: -each.version)
-    named = {each.name: each.dataType for each in wanted if not each.name.startswith(META)}
+    named = {each.name: each.dataType for each in wanted if not each.name.startswith(METADATA_PREFIX)}
     last = find_newest_schema(topic, living)
     if _has(last, named):
         return last
@@ -465,7 +467,7 @@ def check_metadata_columns(wanted: StructType, metadata: Iterable[StructField]) 
     has the allowed columns. Raises InvalidConfiguration for an unknown column or a wrong type."""
     known = {each.name: each.dataType for each in metadata}
     for each in wanted:
-        if not each.name.startswith(META):
+        if not each.name.startswith(METADATA_PREFIX):
             continue
         if each.name not in known:
             raise InvalidConfiguration(f"column {each.name!r} does not exist; there are {', '.join(known)}")

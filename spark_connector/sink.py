@@ -91,8 +91,8 @@ from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
 from . import decoding as encoding
 from .options import SinkOptions, parse_sink_options
-from .rows import HEADERS
-from .shapes import META, find_newest_schema, make_typed_schema
+from .rows import HEADERS_TYPE
+from .shapes import METADATA_PREFIX, find_newest_schema, make_typed_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,9 +106,9 @@ allows by default."""
 KEPT_BYTES_MAX = 64 << 20
 """Most bytes of a task's rows that are kept with sendAtEnd. Until the rows are sent, readers of the topic do not wait
 for the task's transaction."""
-OUTCOME_S = 120.0
+OUTCOME_WAIT_S = 120.0
 """Seconds for which the driver asks for the outcome of a commit that got no answer."""
-BETWEEN_QUESTIONS_S = 1.0
+OUTCOME_POLL_S = 1.0
 _QUERY, _NUMBER = "sql.streaming.queryId", "streaming.sql.batchId"
 """Names of properties that Spark sets for the tasks of a streaming batch: the id of the query, and the number of the
 batch."""
@@ -159,8 +159,8 @@ class BatchCommitter:
         """Commits the transactions of all tasks of a batch, and waits until the commit is durable. `messages`: the
         TaskReport of each task. `number`: the number that Spark gives the batch of a stream; None: a batch query.
         Raises TransactionAborted if a transaction is aborted, SinkFenced if another query writes to the sink,
-        OutcomeUnknown if no coordinator answers for OUTCOME_S seconds. Then Spark ends the query, and runs the batch
-        again after a restart."""
+        OutcomeUnknown if no coordinator answers for OUTCOME_WAIT_S seconds. Then Spark ends the query, and runs the
+        batch again after a restart."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.batch is not None]
         if self._options.once is None or not written:
             return
@@ -200,7 +200,7 @@ class BatchCommitter:
 
 
 async def _committed(client: Client, batch: Batch, txns: Sequence[str]) -> BatchOutcome:
-    deadline = _NOW() + OUTCOME_S
+    deadline = _NOW() + OUTCOME_WAIT_S
     while True:
         try:
             return await client.commit_batch(batch, txns)
@@ -210,7 +210,7 @@ async def _committed(client: Client, batch: Batch, txns: Sequence[str]) -> Batch
             _LOG.warning("%s", error)
             if await _has(client, batch):
                 return BatchOutcome.ALREADY
-        await asyncio.sleep(BETWEEN_QUESTIONS_S)
+        await asyncio.sleep(OUTCOME_POLL_S)
 
 
 async def _has(client: Client, batch: Batch) -> bool:
@@ -240,7 +240,7 @@ async def _aborted(client: Client, written: Sequence[TaskReport]) -> None:
 
 _LOG = logging.getLogger("magnetar.spark")
 
-PENDING_MAX = 40_000
+PENDING_ROWS_MAX = 40_000
 """Most unacknowledged rows of a task. Spark passes 10,000 rows at a time, so that the acknowledgements of four such
 batches overlap."""
 
@@ -248,7 +248,7 @@ ADMIN_TIMEOUT_S = 30.0
 """Longest time in seconds of the request for the topic's schemas when the query starts."""
 
 _NOW = SystemClock().monotonic
-BEGUN_S = 60.0
+UNUSED_TRANSACTION_S = 60.0
 """Seconds after which a transaction without a message is replaced by a new one: a coordinator keeps an unused id for
 600 s."""
 
@@ -259,9 +259,9 @@ _TYPES: dict[str, tuple[DataType, ...]] = {
     "partition": (IntegerType(), LongType()),
     "eventTime": (TimestampType(),),
     "properties": (MapType(StringType(), StringType()),),
-    "headers": (HEADERS,),
+    "headers": (HEADERS_TYPE,),
 }
-_SOURCE_ONLY = {"offset", "messageId", "publishTime", "timestamp", "producerName", "timestampType"}
+_SOURCE_ONLY_COLUMNS = {"offset", "messageId", "publishTime", "timestamp", "producerName", "timestampType"}
 
 
 def check_sink_columns(schema: StructType, options: SinkOptions) -> None:
@@ -274,7 +274,7 @@ def check_sink_columns(schema: StructType, options: SinkOptions) -> None:
         )
     for field in schema:
         allowed = _TYPES.get(field.name)
-        if allowed is None and field.name not in _SOURCE_ONLY:
+        if allowed is None and field.name not in _SOURCE_ONLY_COLUMNS:
             raise InvalidConfiguration(
                 f"column {field.name!r} has no meaning for the sink; it takes {', '.join(_TYPES)}"
             )
@@ -306,8 +306,8 @@ class _TaskWriter:
         if "compression_type" in settings:
             settings["compression_type"] = _compression(settings["compression_type"])
         self._settings = {
-            "max_pending_messages": 4 * PENDING_MAX, "max_pending_messages_across_partitions": 64 * PENDING_MAX,
-            "send_timeout_millis": 120_000, **settings,
+            "max_pending_messages": 4 * PENDING_ROWS_MAX,
+            "max_pending_messages_across_partitions": 64 * PENDING_ROWS_MAX, "send_timeout_millis": 120_000, **settings,
         }  # fmt: skip
         if options.public_key_file is not None:
             keys = CryptoKeyReader(options.public_key_file, "")
@@ -373,7 +373,7 @@ class _TaskWriter:
         else:
             self._write_rows(batch, names)
         self._sent += batch.num_rows
-        self._loop.run_until_complete(self._room(PENDING_MAX))
+        self._loop.run_until_complete(self._room(PENDING_ROWS_MAX))
 
     def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
         """Writes rows in the common case, values only, at the speed of the SDK."""
@@ -451,9 +451,9 @@ def _encoded(batch: pa.RecordBatch, by: encoding.RowEncoder) -> pa.RecordBatch:
     """Returns the batch of rows with payloads as the column `value`, in place of the columns of the topic's schema."""
     import pyarrow as pa
 
-    others = [name for name in batch.schema.names if name in encoding.METADATA]
+    others = [name for name in batch.schema.names if name in encoding.METADATA_COLUMNS]
     columns = [pa.array(by.encode_rows(batch), pa.binary()), *(batch.column(name) for name in others)]
-    return pa.RecordBatch.from_arrays(columns, ["value", *(name.removeprefix(META) for name in others)])
+    return pa.RecordBatch.from_arrays(columns, ["value", *(name.removeprefix(METADATA_PREFIX) for name in others)])
 
 
 def _topic_name(topic: str | None) -> str:
@@ -578,7 +578,7 @@ def _send(task: _TaskWriter, kept: list[pa.RecordBatch], batch: Batch, begun_at:
     """Sends the rows that were held back until the end of the task. `begun_at`: when the transaction was begun if
     nothing was sent since: an unused id becomes void after a while. Returns False if the sink has committed the batch
     in the meantime."""
-    if begun_at is not None and _NOW() - begun_at > BEGUN_S and not task.begin(batch):
+    if begun_at is not None and _NOW() - begun_at > UNUSED_TRANSACTION_S and not task.begin(batch):
         return False
     for each in kept:
         task.write(each)
@@ -645,7 +645,9 @@ def _plan(
 def _check_types(schema: StructType) -> None:
     """Checks the types of the columns besides those of the topic's schema."""
     for field in schema:
-        allowed = _TYPES.get(field.name.removeprefix(META)) if field.name in encoding.METADATA else None
+        allowed = (
+            _TYPES.get(field.name.removeprefix(METADATA_PREFIX)) if field.name in encoding.METADATA_COLUMNS else None
+        )
         if allowed is not None and not any(_same(field.dataType, one) for one in allowed):
             kinds = " or ".join(one.simpleString() for one in allowed)
             raise InvalidConfiguration(f"column {field.name!r} is {field.dataType.simpleString()}, not {kinds}")

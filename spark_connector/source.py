@@ -43,8 +43,15 @@ from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
 from . import offsets as decide
 from .decoding import ColumnDecoder
-from .offsets import UNKNOWN, AvailableRange, Incarnations, Index, MessageRange, Partition
-from .options import EARLIEST, LATEST, Offsets, SourceOptions
+from .offsets import (
+    UNKNOWN_INCARNATIONS,
+    AvailableRange,
+    IncarnationByPartition,
+    IndexByPartition,
+    MessageRange,
+    Partition,
+)
+from .options import EARLIEST_OFFSET, LATEST_OFFSET, Offsets, SourceOptions
 from .ranges import PartitionIncarnation, QueryConnection, get_query_connection
 from .rows import RowBuilder, decode_readable_entry
 from .shapes import find_reader_schema
@@ -54,7 +61,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.spark")
 
-QUERY_ID = "sql.streaming.queryId"
+QUERY_ID_PROPERTY = "sql.streaming.queryId"
 """Name of the task property in which Spark passes the id of a query; the checkpoint has the id, so it is the same over
 all restarts."""
 QUERY_PREFIX = "spark-query-"
@@ -79,13 +86,13 @@ def _resolve(
     available: Mapping[Partition, AvailableRange],
     asked: QueryConnection,
     on_none: str,
-) -> Index:
+) -> IndexByPartition:
     """Converts the offsets of an option (words, Kafka's JSON) and times to indexes. Times override offsets (Kafka's
     rule)."""
-    index: Index = {}
+    index: IndexByPartition = {}
     for (topic, number), there in available.items():
-        at = wanted if isinstance(wanted, int) else wanted.get(topic, {}).get(number, EARLIEST)
-        index[topic, number] = there.earliest if at == EARLIEST else there.end if at == LATEST else at
+        at = wanted if isinstance(wanted, int) else wanted.get(topic, {}).get(number, EARLIEST_OFFSET)
+        index[topic, number] = there.earliest if at == EARLIEST_OFFSET else there.end if at == LATEST_OFFSET else at
     unknown = [] if isinstance(wanted, int) else [(t, n) for t, ns in wanted.items() for n in ns if (t, n) not in index]
     if unknown:
         raise InvalidConfiguration(
@@ -108,8 +115,9 @@ def _resolve(
 
 
 def _tasks(
-    options: SourceOptions, names: Mapping[Partition, TopicName], start: Index, end: Index,
-    available: Mapping[Partition, AvailableRange], begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
+    options: SourceOptions, names: Mapping[Partition, TopicName], start: IndexByPartition, end: IndexByPartition,
+    available: Mapping[Partition, AvailableRange], begun: IncarnationByPartition = UNKNOWN_INCARNATIONS,
+    planned: IncarnationByPartition = UNKNOWN_INCARNATIONS,
 ) -> list[InputPartition]:  # fmt: skip
     """Returns the tasks that read from `start` to `end`. `names`: of the available partitions. `begun`, `planned`: the
     incarnations to which `start` and `end` belong."""
@@ -192,7 +200,7 @@ def _query() -> str | None:
     from pyspark import TaskContext
 
     task = TaskContext.get()
-    found = task.getLocalProperty(QUERY_ID) if task is not None else None
+    found = task.getLocalProperty(QUERY_ID_PROPERTY) if task is not None else None
     return QUERY_PREFIX + found if found else None
 
 
@@ -273,7 +281,7 @@ class MagnetarReader(DataSourceReader):
         options, asked = self.options, get_query_connection(self.options)
         available = asked.read_available(anew=True)
         start = _resolve(
-            EARLIEST if options.starting is None else options.starting,
+            EARLIEST_OFFSET if options.starting is None else options.starting,
             options.starting_times,
             available,
             asked,
@@ -296,11 +304,11 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[Partition, AvailableRange] | None = None  # of Trigger.AvailableNow: where all reading ends
         self._clock = SystemClock()
         self._waiting_since: float | None = None  # for minOffsetsPerTrigger
-        self._at: Index = {}  # the end of the batch that was planned last
+        self._at: IndexByPartition = {}  # the end of the batch that was planned last
 
     def initialOffset(self) -> dict[str, Any]:
         options, asked = self.options, get_query_connection(self.options)
-        starting = LATEST if options.starting is None else options.starting
+        starting = LATEST_OFFSET if options.starting is None else options.starting
         available = asked.read_available(anew=True)
         start = _resolve(starting, options.starting_times, available, asked, options.on_no_offset_for_time)
         return decide.offset_to_json(start, _incarnations_of(available))
@@ -341,7 +349,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unchanged = end == begin and not any(decide.is_other_incarnation(made[p], now[p]) for p in begin)
         return start if unchanged else decide.offset_to_json(end, now)
 
-    def _too_few(self, begin: Index, available: Mapping[Partition, AvailableRange]) -> bool:
+    def _too_few(self, begin: IndexByPartition, available: Mapping[Partition, AvailableRange]) -> bool:
         minimum = self.options.min_offsets_per_trigger
         waiting = sum(max(0, a.end - begin.get(p, a.earliest)) for p, a in available.items())
         now = self._clock.monotonic()

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ...proto.operations import OPERATIONS
 from ...runtime.network import World
-from ..common.checks import PATH, SECONDS, check_parameter
+from ..common.checks import PATH_CHECK, SECONDS_CHECK, check_parameter
 from ..common.closing import ClosedAfterAsyncWith
 from . import topics
 from .grpc_transport import (
@@ -67,8 +67,8 @@ class AdminClient(OperationCaller, ClosedAfterAsyncWith):
         transport: Transport | None = None, authentication: object = None, tls_trust_certs_file_path: str = "",
     ) -> None:  # fmt: skip
         timeout_s = convert_argument("timeout_s", float, timeout_s)
-        check_parameter("timeout_s", SECONDS, timeout_s)
-        check_parameter("tls_trust_certs_file_path", PATH, tls_trust_certs_file_path)
+        check_parameter("timeout_s", SECONDS_CHECK, timeout_s)
+        check_parameter("tls_trust_certs_file_path", PATH_CHECK, tls_trust_certs_file_path)
         self._timeout_s = timeout_s
         self._transport = transport or GrpcTransport(
             service_url, timeout_s, world, authentication, tls_trust_certs_file_path

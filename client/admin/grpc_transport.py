@@ -46,10 +46,10 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import decode_for_inspection, decode_properties, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
-from ...proto.operations import ANSWERS, AnsweringBroker, Operation, PermissionScope, find_answer_type
+from ...proto.operations import ANSWER_TYPES, AnsweringBroker, Operation, PermissionScope, find_answer_type
 from ...proto.translation import convert_reply, make_request
 from ...runtime.network import Channel, Endpoint, Rpc, World, find_rpc
-from ..common.checks import INT64_MAX, TEXT, shorten_value, to_plain_text
+from ..common.checks import INT64_MAX, TEXT_CHECK, shorten_value, to_plain_text
 from ..connect.authentication import make_caller_access
 from ..connect.connections import Connections, make_client_world, make_unreachable_error, why_unreachable
 from ..connect.discovery import parse_service_url
@@ -400,7 +400,7 @@ def _of_one(hint: Any, value: Any) -> Any:
         raise _ArgumentUnfit(WrongArgumentType)
     if hint is str:
         value = to_plain_text(value)
-        if not TEXT.fits(value):
+        if not TEXT_CHECK.fits(value):
             raise _ArgumentUnfit(WrongArgument)
     return value
 
@@ -469,22 +469,22 @@ _WORDS = {
 # keyword, with the default of its type. An answer of several is a list.
 
 
-NAMED = values, MessageId, StoredMessage
+ANNOTATION_NAMESPACES = values, MessageId, StoredMessage
 """The modules and classes that the annotations name; annotations are text."""
-PLACES: dict[PermissionScope, tuple[str, Callable[[str], str]]] = {
+SCOPE_ARGUMENTS: dict[PermissionScope, tuple[str, Callable[[str], str]]] = {
     PermissionScope.TOPIC: ("topic", to_full_topic_name), PermissionScope.NAMESPACE: ("name", to_full_namespace_name),
     PermissionScope.TENANT: ("name", check_tenant_name),
 }  # fmt: skip
 """Scope of an operation → the name of the parameter that says where the operation applies, and its check, which is
 called before anything is sent."""
-Checks = Mapping[str, tuple[str, Callable[[str], str]]]
+ArgumentChecks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
 def make_operation_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     """Returns a method of AdminClient for `row`, a row of the table of operations. The method checks its arguments,
     does the operation and returns the answer, as a list if the answer is a tuple."""
     signature, checks = make_method_signature(row)
-    is_list = ANSWERS[row.name].startswith("tuple[")
+    is_list = ANSWER_TYPES[row.name].startswith("tuple[")
 
     async def call(self: OperationCaller, /, *given: Any, **options: Any) -> Any:
         try:
@@ -504,7 +504,7 @@ def make_operation_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     return call
 
 
-def make_method_signature(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
+def make_method_signature(row: Operation[Any]) -> tuple[inspect.Signature, ArgumentChecks]:
     """Returns a tuple of two things for the method of one operation: its Python signature, and the checks of its
     parameters. The checks map the name of a parameter to the name of the operation's argument and the function that
     checks the value."""
@@ -512,15 +512,15 @@ def make_method_signature(row: Operation[Any]) -> tuple[inspect.Signature, Check
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     if rule.subscription:
         checks["name"] = "subscription", check_subscription_name
-    if rule.on in PLACES:
-        name, check = PLACES[rule.on]
+    if rule.on in SCOPE_ARGUMENTS:
+        name, check = SCOPE_ARGUMENTS[rule.on]
         checks = {name: (rule.on.value, check), **checks}
     first, only = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters += [inspect.Parameter(name, first, annotation="str") for name in checks]
     parameters += [
         inspect.Parameter(each.name, only, default=each.kind(), annotation=each.kind.__name__) for each in row.takes
     ]
-    answer = ANSWERS[row.name]
+    answer = ANSWER_TYPES[row.name]
     if answer.startswith("tuple["):
         answer = f"list[{answer[6:-6]}]"
     return inspect.Signature(parameters, return_annotation=answer), checks

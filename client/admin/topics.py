@@ -525,7 +525,7 @@ async def peek_messages(self: OperationCaller, topic: str, name: str, messages: 
     return found[:messages]
 
 
-AT_ONCE = 16
+NAMESPACE_TOPICS_AT_ONCE = 16
 """Topics of a namespace on which an operation is done at the same time."""
 BROKER_ASK_S = 5.0
 """Seconds that one broker may take to report how many topics it has loaded."""
@@ -639,8 +639,8 @@ async def _each_part(
         except MagnetarError as error:
             failed.append((topic, error))
 
-    for start in range(0, len(found), AT_ONCE):
-        await asyncio.gather(*map(one, found[start : start + AT_ONCE]))
+    for start in range(0, len(found), NAMESPACE_TOPICS_AT_ONCE):
+        await asyncio.gather(*map(one, found[start : start + NAMESPACE_TOPICS_AT_ONCE]))
     if failed:
         topic, error = failed[0]
         text = f"{done} topics are done and {len(failed)} are not, the first {topic}: {error.message}"

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from weakref import finalize
 
 from .. import client as aio
-from ..common.checks import FUNCTION, TRANSACTION, check_parameter, check_parameters, make_instance_check
-from ..common.closing import EPOCH
+from ..common.checks import FUNCTION_CHECK, TRANSACTION_CHECKS, check_parameter, check_parameters, make_instance_check
+from ..common.closing import FORK_COUNT
 from ..common.errors import AlreadyClosed, CtrlC, InvalidConfiguration
 from ..common.loggers import ignore_error, run_logging_errors
 from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
@@ -30,11 +30,11 @@ from ..consume.ranges import StoredEntry
 from ..model.encryption import KeyReader
 from ..model.message import Message
 from ..model.message_id import MessageId
-from ..model.options import CONSUMER, READER, pick_parameters
+from ..model.options import CONSUMER_CHECKS, READER_CHECKS, copy_parameters
 from ..model.tracing import Tracing
 from ..produce.producer import Producer as AsyncProducer
 from ..transactions.process import (
-    Apply,
+    ApplyFunction,
     FunctionResult,
     Output,
     ProcessLoop,
@@ -44,7 +44,7 @@ from ..transactions.process import (
 )
 from . import faces
 from .consumer import Consumer, ConsumerEventThread, Listening, PullConsumer, Reader
-from .loop_thread import LOOK_S, close_soon, shared_loop_thread, wait_result
+from .loop_thread import INTERRUPT_POLL_S, close_soon, shared_loop_thread, wait_result
 from .producer import Half, Producer, ThreadLocalTransaction, Transaction
 from .table_view import TableView
 
@@ -78,7 +78,7 @@ class Client(faces.ClientFacade):
     def _init(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
         self._inner = aio.Client(**self._arguments)
-        self._epoch = EPOCH[0]
+        self._epoch = FORK_COUNT[0]
         self._closed = False
         self._turns = Semaphore(self._inner.settings.message_listener_threads)
         self._dropped: finalize[..., Any] | None = None
@@ -92,9 +92,9 @@ class Client(faces.ClientFacade):
     def _current(self) -> aio.Client:
         if self._closed:
             raise AlreadyClosed("the client is closed")
-        if self._epoch != EPOCH[0]:
+        if self._epoch != FORK_COUNT[0]:
             self._inner = aio.Client(**self._arguments)
-            self._epoch = EPOCH[0]
+            self._epoch = FORK_COUNT[0]
             self._keep()
         if self._dropped is None:
             thread = shared_loop_thread()
@@ -111,17 +111,17 @@ class Client(faces.ClientFacade):
             self._dropped = None
 
     def _create_producer(self, options: dict[str, Any]) -> Producer:
-        epoch = EPOCH[0]
+        epoch = FORK_COUNT[0]
 
         def open_(client: aio.Client) -> Any:
-            if EPOCH[0] != epoch:
+            if FORK_COUNT[0] != epoch:
                 options["producer_name"] = None  # a forked child must not take its parent's
             return client.create_producer(**options)
 
         return Producer(self.inner, open_)
 
     def _subscribe(self, options: dict[str, Any]) -> Consumer:
-        check_parameters(CONSUMER, pick_parameters(options, "topic"))
+        check_parameters(CONSUMER_CHECKS, copy_parameters(options, "topic"))
         message_listener, event_listener = options.pop("message_listener"), options.pop("consumer_event_listener")
         events = ConsumerEventThread(event_listener) if event_listener is not None else None
         return Consumer(
@@ -130,7 +130,7 @@ class Client(faces.ClientFacade):
         )  # fmt: skip
 
     def _create_reader(self, options: dict[str, Any]) -> Reader:
-        check_parameters(READER, pick_parameters(options, "topic"))
+        check_parameters(READER_CHECKS, copy_parameters(options, "topic"))
         reader_listener, start = options.pop("reader_listener"), options.pop("start_message_id")
         inclusive = options.pop("start_message_id_inclusive")
 
@@ -243,7 +243,7 @@ class Client(faces.ClientFacade):
         """Ends the client and everything that it opened at once, without flushing. The outcome of messages that are not
         acknowledged is unknown. May be called again."""
         self._keep()
-        if not self._closed and self._epoch == EPOCH[0]:
+        if not self._closed and self._epoch == FORK_COUNT[0]:
             shared_loop_thread().run(self._shutdown())
         self._closed = True
 
@@ -255,16 +255,17 @@ class Client(faces.ClientFacade):
         """Flushes and closes all producers, sends the acknowledgements that wait, and closes consumers, readers and
         table views.
 
-        Objects that are not closed after `timeout` seconds are ended at once. With `timeout` None that is CLOSE_QUIET_S
-        seconds after the last answer of a broker, and at the latest after the operation time-out. Raises Timeout if
-        messages have no outcome by then: they may be stored. Raises AlreadyClosed if the client is closed."""
+        Objects that are not closed after `timeout` seconds are ended at once. With `timeout` None that is
+        CLOSE_SILENCE_MAX_S seconds after the last answer of a broker, and at the latest after the operation time-out.
+        Raises Timeout if messages have no outcome by then: they may be stored. Raises AlreadyClosed if the client is
+        closed."""
         if timeout is not None:
-            check_parameters(TRANSACTION, {"timeout": timeout})
+            check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         if self._closed:
             raise AlreadyClosed("the client is closed")
         self._closed = True
         self._keep()
-        if self._epoch == EPOCH[0]:
+        if self._epoch == FORK_COUNT[0]:
             shared_loop_thread().run(self._inner.close(timeout))
 
 
@@ -295,7 +296,7 @@ def to_asyncio_output(output: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------- process
 
 
-Work = tuple[list[Message], "asyncio.Future[list[FunctionResult]]"]
+ProcessWork = tuple[list[Message], "asyncio.Future[list[FunctionResult]]"]
 
 
 def process(
@@ -328,12 +329,12 @@ def process(
     and the error that ends the consumer; InvalidConfiguration for a wrong parameter."""
     check_parameter("consumer", make_instance_check(Consumer, optional=False), consumer)
     check_parameter("producer", make_instance_check(Producer, optional=False), producer)
-    check_parameter("function", FUNCTION, function)
+    check_parameter("function", FUNCTION_CHECK, function)
     if inspect.iscoroutinefunction(function):
         raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.process")
     counted = statistics if statistics is not None else ProcessStatistics()
     options = ProcessOptions(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
-    work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+    work: queue.SimpleQueue[ProcessWork | None] = queue.SimpleQueue()
     loop = shared_loop_thread()
     inner_consumer, inner_producer = consumer.inner(), producer.inner()
 
@@ -347,7 +348,7 @@ def process(
     try:
         while not future.done():
             try:
-                found = work.get(timeout=LOOK_S)
+                found = work.get(timeout=INTERRUPT_POLL_S)
             except queue.Empty:
                 continue
             if found is None:
@@ -361,7 +362,7 @@ def process(
         raise
 
 
-def make_thread_processor(work: queue.SimpleQueue[Work | None]) -> Apply:
+def make_thread_processor(work: queue.SimpleQueue[ProcessWork | None]) -> ApplyFunction:
     """Returns a coroutine function that passes a batch of messages through the queue `work` to the thread that called
     `process`. That thread calls the program's function for each message; the coroutine function waits for all results
     and returns them."""
@@ -396,10 +397,10 @@ def _apply(
     outcome.get_loop().call_soon_threadsafe(run_logging_errors, tell, ignore_error)
 
 
-def _wait_for_end(work: queue.SimpleQueue[Work | None]) -> None:
+def _wait_for_end(work: queue.SimpleQueue[ProcessWork | None]) -> None:
     while True:
         try:
-            if work.get(timeout=LOOK_S) is None:
+            if work.get(timeout=INTERRUPT_POLL_S) is None:
                 return
         except queue.Empty:
             continue

@@ -15,7 +15,7 @@ from weakref import ref
 
 from .. import client as aio
 from ..common.checks import DURATION_MS_MAX, WrongValue
-from ..common.closing import EPOCH
+from ..common.closing import FORK_COUNT
 from ..common.errors import (
     AlreadyClosed,
     InvalidConfiguration,
@@ -45,7 +45,7 @@ from .loop_thread import ForkReopenedFacade, ProcessBoundFacade, acquire_lock, a
 from .producer import Transaction
 
 _LOG = logging.getLogger("magnetar.client")
-Listener = Callable[[Any, Message], object]
+MessageListener = Callable[[Any, Message], object]
 Receiving = TypeVar("Receiving", AsyncConsumer, AsyncReader)
 
 
@@ -53,7 +53,7 @@ class _Receiving(ForkReopenedFacade[Receiving]):
     """The common base of a consumer and a reader: their receiver queue, and the thread of their listener."""
 
     def __init__(
-        self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
+        self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: MessageListener | None,
         turns: threading.Semaphore,
     ) -> None:  # fmt: skip
         """Opens the asyncio object. `turns`: limits how many listeners of the client are called at the same time."""
@@ -173,7 +173,7 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     Ctrl-C."""
 
     def __init__(
-        self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
+        self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: MessageListener | None,
         turns: threading.Semaphore, events: ConsumerEventThread | None = None,
     ) -> None:  # fmt: skip
         super().__init__(client, open_, listener, turns)
@@ -190,7 +190,7 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         and `timeout_millis` exclude each other."""
         if self._listener is not None:
             self._check_no_listener()
-        if self._epoch != EPOCH[0]:
+        if self._epoch != FORK_COUNT[0]:
             self._reopen()
         if timeout_millis is not None and (
             type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
@@ -262,7 +262,7 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         With `ack_receipt_enabled` or `txn` the call waits, and returns when the acknowledgement survives any crash.
         With `txn` the messages count as acknowledged when that transaction commits. The call then raises
         TransactionConflict if a message is acknowledged already, or in another transaction."""
-        if self._epoch != EPOCH[0]:
+        if self._epoch != FORK_COUNT[0]:
             self._reopen()
         inner = self._inner
         if txn is not None:
@@ -444,7 +444,7 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
         open_: Callable[[aio.Client, MessageId, bool], Any],
         start: MessageId,
         inclusive: bool,
-        listener: Listener | None,
+        listener: MessageListener | None,
         turns: threading.Semaphore,
     ) -> None:
         self._last: MessageId | None = None

@@ -28,7 +28,7 @@ from ..model.encryption import KeyReader
 from ..model.hooks import Hook
 from ..model.message import ConsumerEventListener, Message
 from ..model.message_id import MessageId
-from ..model.options import pick_parameters
+from ..model.options import copy_parameters
 from ..model.schema import Schema
 from ..model.settings import (
     BatchingType,
@@ -96,7 +96,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         tracing: Tracing | None = None,
         hooks: Sequence[Hook] | None = None,
     ) -> None:
-        self._init(pick_parameters(locals()))
+        self._init(copy_parameters(locals()))
 
     def get_service_info(self) -> ServiceInfo:
         """Returns the service URL and credentials of the cluster to which the client connects now."""
@@ -183,7 +183,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
         (docs/sdk.md).
         """
-        return self._create_producer(pick_parameters(locals()))
+        return self._create_producer(copy_parameters(locals()))
 
     def subscribe(
         self,
@@ -287,7 +287,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
         thread too.
         """
-        return self._subscribe(pick_parameters(locals()))
+        return self._subscribe(copy_parameters(locals()))
 
     def request(
         self,
@@ -309,7 +309,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         two topics for replies that must not be lost (docs/sdk.md). A reply that comes after the call has ended is
         dropped and counted (`late_replies`).
         """
-        return self._run(self._current().request(**pick_parameters(locals())))
+        return self._run(self._current().request(**copy_parameters(locals())))
 
     @property
     def late_replies(self) -> int:
@@ -340,7 +340,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
 
         `reader_listener(reader, message)` is called in a thread of its own.
         """
-        return self._create_reader(pick_parameters(locals()))
+        return self._create_reader(copy_parameters(locals()))
 
     def create_table_view(
         self,
@@ -354,7 +354,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         date. When the call returns, the view contains everything that the topic had stored. `subscription_name`: the
         name of its reader at the broker; None: a random one. Raises CryptoError if a message cannot be decrypted.
         """
-        return self._create_table_view(pick_parameters(locals()))
+        return self._create_table_view(copy_parameters(locals()))
 
     def pull_consumer(
         self,
@@ -372,7 +372,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         None: it stores none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message
         that cannot be decrypted.
         """
-        return self._pull_consumer(pick_parameters(locals()))
+        return self._pull_consumer(copy_parameters(locals()))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
@@ -420,7 +420,7 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         Raises ServiceUnitNotReady if the group has too many undecided half messages; MessageTooBig; or Timeout, after
         which the half message may be stored, and is then rolled back.
         """
-        return self._half(self._run(self._current().prepare(**pick_parameters(locals()))))
+        return self._half(self._run(self._current().prepare(**copy_parameters(locals()))))
 
     def send_many(
         self,
@@ -443,7 +443,7 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         If messages failed, raises the exception of the first failure, when all messages have outcomes. If a message is
         refused before it is sent, raises at once: the messages before it are sent, those after it are not.
         """
-        return self._run(self._current().send_many(**{**pick_parameters(locals()), "txn": asyncio_transaction_of(txn)}))
+        return self._run(self._current().send_many(**{**copy_parameters(locals()), "txn": asyncio_transaction_of(txn)}))
 
     def cancel(self, message_id: MessageId, *, priority: int | None = None) -> list[str]:
         """Cancels a delayed message of this topic: no subscription gets it. Returns when that is durable, with the
@@ -580,7 +580,7 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
         itself. If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then.
         """
-        self._run(self._current().reconsume_later(**pick_parameters(locals())))
+        self._run(self._current().reconsume_later(**copy_parameters(locals())))
 
     def seek(self, messageid: MessageId | int) -> None:
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
@@ -689,7 +689,7 @@ class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
         `next_index` is after them. A pull returns after it has looked at 10,000 unwanted messages. `partition`: needed
         for a partitioned topic; see `list_partitions`. A cancelled pull may be repeated.
         """
-        return self._run(self._current().pull(**pick_parameters(locals())))
+        return self._run(self._current().pull(**copy_parameters(locals())))
 
     def load_offset(self, *, partition: int | None = None) -> int:
         """Returns the index that was stored last for this partition; if there is none, the index of the oldest message.

@@ -36,7 +36,7 @@ from ...proto.errors import MagnetarError
 from ...runtime.clock import SystemClock
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongMessageType, shorten_value
-from ..common.closing import EPOCH, AsyncClosable, ClosedAfterWith
+from ..common.closing import FORK_COUNT, AsyncClosable, ClosedAfterWith
 from ..common.errors import (
     AlreadyClosed,
     CtrlC,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Of = TypeVar("Of")
 
-LOOK_S = 0.5
+INTERRUPT_POLL_S = 0.5
 monotonic = SystemClock.monotonic
 """The clock of waits in a program's own thread: always the real clock, never that of a test."""
 
@@ -76,7 +76,7 @@ def acquire_lock(gate: threading.Lock, deadline: float | None = None) -> bool:
     """Waits for the lock until the time `deadline` (seconds of `monotonic`; None: no limit). Returns True if the lock
     was acquired, False at the deadline. Raises CtrlC if Ctrl-C is pressed during the wait."""
     while True:
-        left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
+        left = INTERRUPT_POLL_S if deadline is None else min(INTERRUPT_POLL_S, deadline - monotonic())
         if left <= 0:
             return False
         try:
@@ -92,7 +92,7 @@ def wait_result(future: Future[T], timeout_s: float | None = None) -> T:
     CtrlC if Ctrl-C is pressed. The work goes on after either."""
     deadline = None if timeout_s is None else monotonic() + timeout_s
     while True:
-        left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
+        left = INTERRUPT_POLL_S if deadline is None else min(INTERRUPT_POLL_S, deadline - monotonic())
         try:
             return future.result(max(0.0, left))
         except FutureTimeout:
@@ -111,7 +111,7 @@ def wait_result(future: Future[T], timeout_s: float | None = None) -> T:
 
 _LOG = logging.getLogger("magnetar.client")
 
-END_S = 5.0
+EXIT_WAIT_S = 5.0
 """Longest time in seconds for which the end of the interpreter waits for the thread; a callback of the program may be
 running in it."""
 
@@ -140,7 +140,7 @@ class LoopThread:
             return
         self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(END_S)
+        self._thread.join(EXIT_WAIT_S)
         lost = 0 if self._thread.is_alive() else sum(count(client) for client, count in self._counts.items())
         if lost:
             _LOG.warning(
@@ -310,7 +310,7 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
         again after a fork."""
         self._client = client
         self._open = open_
-        self._epoch = EPOCH[0]
+        self._epoch = FORK_COUNT[0]
         self._thread: LoopThread = shared_loop_thread()
         self._inner = self._thread.run(open_(client()))
         self._dropped: finalize[..., Any] = self._when_dropped()
@@ -321,7 +321,7 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
         return dropped
 
     def _current(self) -> Inner:
-        if self._epoch != EPOCH[0]:
+        if self._epoch != FORK_COUNT[0]:
             self._reopen()
         return self._inner
 
@@ -341,14 +341,14 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
     def _reopen(self) -> None:
         self._thread = shared_loop_thread()
         self._inner = self._thread.run(self._open(self._client()))
-        self._epoch = EPOCH[0]
+        self._epoch = FORK_COUNT[0]
         self._dropped.detach()
         self._dropped = self._when_dropped()
 
     def is_connected(self) -> bool:
         """Returns whether all partitions of the object are connected to their brokers. Returns False in a forked child
         process in which the object is not opened again yet."""
-        return self._epoch == EPOCH[0] and self._inner.is_connected()
+        return self._epoch == FORK_COUNT[0] and self._inner.is_connected()
 
     def topic(self) -> str:
         """Returns the full name of the topic; if the object has several topics, their names separated by commas."""
@@ -359,7 +359,7 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
         acknowledgements before. Does nothing in a forked child process in which the object was not opened again. A
         producer raises Timeout if messages have no outcome in time, AlreadyClosed if it is closed already."""
         self._dropped.detach()
-        if self._epoch == EPOCH[0]:
+        if self._epoch == FORK_COUNT[0]:
             self._thread.run(self._inner.close())
 
 
@@ -367,7 +367,7 @@ def close_soon(thread: LoopThread, inner: AsyncClosable, epoch: int) -> None:
     """Starts to close the asyncio object `inner`, and does not wait for it. Does nothing in a process that was forked
     after `epoch`, the fork count of the process that opened the object. May be called from any thread, also from that
     of the event loop, where the garbage collector may run."""
-    if epoch == EPOCH[0]:
+    if epoch == FORK_COUNT[0]:
         thread.start_in_background(_close_quietly(inner))
 
 
@@ -390,10 +390,10 @@ class ProcessBoundFacade(BlockingFacade[Of]):
 
     def __init__(self, inner: Of) -> None:
         self._inner = inner
-        self._epoch = EPOCH[0]
+        self._epoch = FORK_COUNT[0]
 
     def _current(self) -> Of:
-        if self._epoch != EPOCH[0]:
+        if self._epoch != FORK_COUNT[0]:
             raise TransactionEnded(f"{self._inner!r} is of the process before the fork")
         return self._inner
 

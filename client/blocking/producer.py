@@ -16,7 +16,7 @@ from weakref import finalize
 from ...proto.states import TxnId
 from .. import client as aio
 from ..common.checks import check_message_parameters
-from ..common.closing import EPOCH
+from ..common.closing import FORK_COUNT
 from ..common.errors import (
     CtrlC,
     MemoryBufferIsFull,
@@ -27,13 +27,13 @@ from ..common.errors import (
     make_exception_for_result,
 )
 from ..common.rate_limits import SendMemoryLimit
-from ..core.batcher import Callback
+from ..core.batcher import SendCallback
 from ..core.transaction import TransactionState
 from ..model.message_id import MessageId
 from ..model.settings import ProducerAccessMode
 from ..produce.entry_writer import NO_EXTRAS, Extras
 from ..produce.partition_producer import PartitionProducer
-from ..transactions.transaction import LEAVE_S
+from ..transactions.transaction import ABORT_WAIT_S
 from ..transactions.transaction import Transaction as AsyncTransaction
 from .faces import HalfFacade, ProducerFacade, TransactionFacade
 from .loop_thread import acquire_lock, asyncio_transaction_of
@@ -94,7 +94,7 @@ class Transaction(TransactionFacade):
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self._bodies.current = None
-        if self._epoch != EPOCH[0]:
+        if self._epoch != FORK_COUNT[0]:
             return
         state = self.state
         if kind is None:
@@ -103,7 +103,7 @@ class Transaction(TransactionFacade):
                 self.commit()
         elif state is TransactionState.OPEN:
             try:
-                self._finish(self._inner.abort(), LEAVE_S)
+                self._finish(self._inner.abort(), ABORT_WAIT_S)
             except CtrlC:
                 raise
             except (PulsarException, TimeoutError):  # the time-out of the transaction aborts it
@@ -208,7 +208,7 @@ class Producer(ProducerFacade):
     def send_async(
         self,
         content: Any,
-        callback: Callback,
+        callback: SendCallback,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
         ordering_key: str | None = None,
@@ -229,7 +229,7 @@ class Producer(ProducerFacade):
 
         Raises ProducerQueueIsFull or MemoryBufferIsFull if there is no room (with `block_if_queue_full` waits for room,
         except in the loop thread), and InvalidMessage, MessageTooBig or AlreadyClosed before anything is sent."""
-        if self._epoch != EPOCH[0]:
+        if self._epoch != FORK_COUNT[0]:
             self._reopen()
         if callback is not None and not callable(callback):
             check_message_parameters({"callback": callback})
@@ -257,7 +257,7 @@ class Producer(ProducerFacade):
         self._enqueue(content, callback, extras)
 
     def _enqueue(
-        self, content: Any, callback: Callback, extras: Extras, *, hooked: bool = False
+        self, content: Any, callback: SendCallback, extras: Extras, *, hooked: bool = False
     ) -> PartitionProducer:
         if self._hooks is not None and not hooked and self._hooks.is_interested():
             passed = self._hooks.run_send_hooks(self._inner.topic(), content, extras.properties, callback)
@@ -298,7 +298,7 @@ class Producer(ProducerFacade):
         time zone, or ms since the epoch) or `expires_in` (a timedelta, or seconds from now): from then on, by the
         broker's clock, consumers do not get the message (docs/sdk.md). `priority`: for a producer with `levels`, the
         level of the message, from 0 for the most urgent one; None: the least urgent one."""
-        if self._epoch != EPOCH[0]:
+        if self._epoch != FORK_COUNT[0]:
             self._reopen()
         if threading.get_ident() == self._thread.ident:
             raise make_exception_for_result(

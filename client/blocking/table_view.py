@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..common.loggers import log_foreign_error
-from ..consume.table_view import Listener
+from ..consume.table_view import TableListener
 from .faces import TableViewFacade
 
 
@@ -29,7 +29,7 @@ class TableView(TableViewFacade):
     Listeners run in a thread of their own, in the order of the changes, and may block. If the table cannot be kept up
     to date any more, a warning is logged."""
 
-    _changes: SimpleQueue[tuple[Listener, str, Any] | None] | None = None
+    _changes: SimpleQueue[tuple[TableListener, str, Any] | None] | None = None
 
     def for_each(self, callback: Callable[[str, Any], object]) -> None:
         """Calls `callback(key, value)` for each key that the table has now, in the calling thread. Raises what the
@@ -54,9 +54,9 @@ class TableView(TableViewFacade):
             _call(callback, key, value)
         listener.deliver_waiting_changes()
 
-    def _listening(self) -> SimpleQueue[tuple[Listener, str, Any] | None]:
+    def _listening(self) -> SimpleQueue[tuple[TableListener, str, Any] | None]:
         if self._changes is None:
-            changes = self._changes = SimpleQueue[tuple[Listener, str, Any] | None]()
+            changes = self._changes = SimpleQueue[tuple[TableListener, str, Any] | None]()
             self._inner.inbox.call_when_queue_ends(lambda: changes.put(None))
             threading.Thread(target=_listen, args=(self, changes), name="magnetar-table", daemon=True).start()
         return self._changes
@@ -77,7 +77,7 @@ class TableView(TableViewFacade):
 class _LateListener:
     """Passes changes to a callback only after the calling thread has passed it the keys that were present."""
 
-    def __init__(self, callback: Listener, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
+    def __init__(self, callback: TableListener, changes: SimpleQueue[tuple[TableListener, str, Any] | None]) -> None:
         self.present: list[tuple[str, Any]] | None = []  # None: they are known, what comes is a change
         self._callback = callback
         self._changes = changes
@@ -102,13 +102,13 @@ class _LateListener:
                 self._changes.put((self._callback, key, value))
 
 
-def _listen(_view: TableView, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
+def _listen(_view: TableView, changes: SimpleQueue[tuple[TableListener, str, Any] | None]) -> None:
     """Keeps the view alive: a view with a listener is in use."""
     while (change := changes.get()) is not None:
         _call(*change)
 
 
-def _call(listener: Listener, key: str, value: Any) -> None:
+def _call(listener: TableListener, key: str, value: Any) -> None:
     try:
         listener(key, value)
     except BaseException as error:

@@ -87,10 +87,10 @@ class ParameterCheck(NamedTuple):
         return None if self.fits(value) else ValueError
 
 
-Table = Mapping[str, ParameterCheck]
+CheckTable = Mapping[str, ParameterCheck]
 
 
-def check_parameters(table: Table, values: Mapping[str, Any]) -> None:
+def check_parameters(table: CheckTable, values: Mapping[str, Any]) -> None:
     """Raises WrongType or WrongValue for the first of `values` that does not pass the check with its name in `table`.
     Values whose names are not in `table` are not checked."""
     for name, value in values.items():
@@ -173,51 +173,55 @@ def make_methods_check(*methods: str) -> ParameterCheck:
     )
 
 
-TEXT = ParameterCheck("text that can be encoded", (str,), _encodable)
-NAME = ParameterCheck("text, not empty, that can be encoded", (str,), lambda text: text != "" and _encodable(text))
-PATH = ParameterCheck("the path of a file", (str,), lambda text: "-----BEGIN" not in text and _encodable(text))
-PATH_OR_NONE = PATH._replace(allowed_text="the path of a file, or None", optional=True)
-TEXT_OR_NONE = TEXT._replace(allowed_text="text that can be encoded, or None", optional=True)
-YES_OR_NO = ParameterCheck("True or False", (bool,))
-PROPERTIES = ParameterCheck("a dict of text to text", (dict,), _texts, optional=True)
-MS = make_whole_number_check(0, DURATION_MS_MAX)
+TEXT_CHECK = ParameterCheck("text that can be encoded", (str,), _encodable)
+NAME_CHECK = ParameterCheck(
+    "text, not empty, that can be encoded", (str,), lambda text: text != "" and _encodable(text)
+)
+PATH_CHECK = ParameterCheck("the path of a file", (str,), lambda text: "-----BEGIN" not in text and _encodable(text))
+PATH_OR_NONE = PATH_CHECK._replace(allowed_text="the path of a file, or None", optional=True)
+TEXT_OR_NONE = TEXT_CHECK._replace(allowed_text="text that can be encoded, or None", optional=True)
+BOOLEAN_CHECK = ParameterCheck("True or False", (bool,))
+PROPERTIES_CHECK = ParameterCheck("a dict of text to text", (dict,), _texts, optional=True)
+MS_CHECK = make_whole_number_check(0, DURATION_MS_MAX)
 TIMEOUT_MS = make_whole_number_check(0, DURATION_MS_MAX, optional=True)
-SECONDS = ParameterCheck("a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000)
+SECONDS_CHECK = ParameterCheck(
+    "a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000
+)
 ISOLATION = ParameterCheck(
     "read_committed or read_uncommitted", (str,), lambda name: name in ("read_committed", "read_uncommitted")
 )
-EXCEPTION = ParameterCheck("an exception, or None", (BaseException,), lambda _: True, True)
-FUNCTION = ParameterCheck("a function", (object,), callable)
+EXCEPTION_CHECK = ParameterCheck("an exception, or None", (BaseException,), lambda _: True, True)
+FUNCTION_CHECK = ParameterCheck("a function", (object,), callable)
 REDELIVERY_ORDER = ParameterCheck("any or key", (str,), lambda name: name in ("any", "key"))
-FILTER = ParameterCheck("a filter, or None", (str,), lambda text: bool(text.strip()), optional=True)
-DEBOUNCE = ParameterCheck(
+FILTER_CHECK = ParameterCheck("a filter, or None", (str,), lambda text: bool(text.strip()), optional=True)
+DEBOUNCE_CHECK = ParameterCheck(
     "seconds, 0.001 to 86400, or None", (int, float), lambda value: 0.001 <= value <= 86_400, True
 )
-PER_SECOND = ParameterCheck(
+RATE_PER_SECOND_CHECK = ParameterCheck(
     "messages per second, above 0 and at most 1e9", (int, float), lambda value: 0 < value <= 1e9, True
 )
-CALLBACK = ParameterCheck("a function, or None", (object,), callable, True)
-SEQUENCE_ID = make_whole_number_check(0, INT64_MAX - 1, optional=True)
-PUBLISH_TIME = make_whole_number_check(0, INT64_MAX)
+CALLBACK_CHECK = ParameterCheck("a function, or None", (object,), callable, True)
+SEQUENCE_ID_CHECK = make_whole_number_check(0, INT64_MAX - 1, optional=True)
+PUBLISH_TIME_CHECK = make_whole_number_check(0, INT64_MAX)
 def is_time_after_1970(value: datetime) -> bool:
     """Returns whether a datetime has a time zone, and is after the epoch."""
     return value.tzinfo is not None and 0 < value.timestamp() < DURATION_MS_MAX
 
 
-DELAY = ParameterCheck(
+DELAY_CHECK = ParameterCheck(
     "a timedelta from 0 to 35 years", (timedelta,), lambda value: 0 <= value.total_seconds() * 1000 <= DURATION_MS_MAX
 )
 
 
 # -------------------------------------------------------------------------------- what is said of a message
-RANGES = ParameterCheck(
+KEY_RANGES_CHECK = ParameterCheck(
     "a list of (first, last) pairs of hashes", (list, tuple),
     lambda pairs: all(
         isinstance(pair, list | tuple) and len(pair) == 2 and all(type(each) is int for each in pair) for pair in pairs
     ), True,
 )  # fmt: skip
 
-LIFETIME_S_MAX = 10**9
+EXPIRES_IN_S_MAX = 10**9
 """Longest `expires_in` in seconds: 31 years."""
 
 
@@ -230,14 +234,14 @@ def _is_expiry(value: Any) -> bool:
 
 def _is_lifetime(value: Any) -> bool:
     seconds: float = value.total_seconds() if isinstance(value, timedelta) else value
-    return 0 < seconds <= LIFETIME_S_MAX
+    return 0 < seconds <= EXPIRES_IN_S_MAX
 
 
-MESSAGE: Table = {
-    "properties": PROPERTIES,
+MESSAGE_CHECKS: CheckTable = {
+    "properties": PROPERTIES_CHECK,
     "partition_key": TEXT_OR_NONE,
     "ordering_key": TEXT_OR_NONE,
-    "sequence_id": SEQUENCE_ID,
+    "sequence_id": SEQUENCE_ID_CHECK,
     "replication_clusters": ParameterCheck(
         "a list of cluster names", (list, tuple, set, frozenset),
         lambda names: all(isinstance(each, str) and _encodable(each) for each in names), True,
@@ -249,7 +253,7 @@ MESSAGE: Table = {
     "deliver_at": ParameterCheck(
         "ms since the epoch, a whole number from 0 to 2**63-1", (int,), lambda value: 0 <= value <= INT64_MAX, True
     ),
-    "deliver_after": DELAY._replace(optional=True),
+    "deliver_after": DELAY_CHECK._replace(optional=True),
     "expires_at": ParameterCheck(
         "a datetime with a time zone after 1970, or ms since the epoch, a whole number from 1 to 2**63-1",
         (datetime, int), _is_expiry, True,
@@ -258,17 +262,17 @@ MESSAGE: Table = {
         "seconds above 0 and up to 10**9, or such a timedelta", (int, float, timedelta), _is_lifetime, True
     ),
     "priority": make_whole_number_check(0, optional=True),
-    "callback": CALLBACK,
+    "callback": CALLBACK_CHECK,
 }  # fmt: skip
 
 
 def check_message_parameters(values: Mapping[str, Any]) -> None:
-    """Raises InvalidMessage for the first of the parameters of a message that does not pass its check in `MESSAGE`.
-    None always passes."""
+    """Raises InvalidMessage for the first of the parameters of a message that does not pass its check in
+    `MESSAGE_CHECKS`. None always passes."""
     for name, value in values.items():
-        if value is not None and (problem := MESSAGE[name].find_error_class(value)) is not None:
+        if value is not None and (problem := MESSAGE_CHECKS[name].find_error_class(value)) is not None:
             kind = WrongMessageType if problem is TypeError else WrongMessageValue
-            raise kind(f"{name} is {MESSAGE[name].allowed_text}, not {shorten_value(value)}")
+            raise kind(f"{name} is {MESSAGE_CHECKS[name].allowed_text}, not {shorten_value(value)}")
 
 
 def is_ascii_key(key: object) -> bool:
@@ -288,59 +292,59 @@ def are_ascii_properties(properties: object) -> bool:
 
 
 # -------------------------------------------------------------------------------- tables
-CLIENT: Table = {
-    "operation_timeout_seconds": SECONDS,
+CLIENT_CHECKS: CheckTable = {
+    "operation_timeout_seconds": SECONDS_CHECK,
     "io_threads": make_whole_number_check(1),
     "message_listener_threads": make_whole_number_check(1),
     "concurrent_lookup_requests": make_whole_number_check(1),
     "log_conf_file_path": TEXT_OR_NONE,
     "stats_interval_in_seconds": make_whole_number_check(0),
-    "use_tls": YES_OR_NO,
+    "use_tls": BOOLEAN_CHECK,
     "tls_trust_certs_file_path": PATH_OR_NONE,
-    "tls_allow_insecure_connection": YES_OR_NO,
-    "tls_validate_hostname": YES_OR_NO,
+    "tls_allow_insecure_connection": BOOLEAN_CHECK,
+    "tls_validate_hostname": BOOLEAN_CHECK,
     "connection_timeout_ms": make_whole_number_check(1),
     "listener_name": TEXT_OR_NONE,
     "tls_private_key_file_path": PATH_OR_NONE,
     "tls_certificate_file_path": PATH_OR_NONE,
-    "latency_statistics": YES_OR_NO,
+    "latency_statistics": BOOLEAN_CHECK,
     "memory_limit_bytes": make_whole_number_check(0, INT64_MAX, optional=True),
 }
-TRANSACTION: Table = {
-    "timeout": SECONDS,
-    "name": NAME._replace(allowed_text="text, not empty, or None", optional=True),
-    "id": NAME._replace(allowed_text="text, not empty, or None", optional=True),
+TRANSACTION_CHECKS: CheckTable = {
+    "timeout": SECONDS_CHECK,
+    "name": NAME_CHECK._replace(allowed_text="text, not empty, or None", optional=True),
+    "id": NAME_CHECK._replace(allowed_text="text, not empty, or None", optional=True),
 }
-BATCH_RECEIVE_POLICY: Table = {
+BATCH_RECEIVE_CHECKS: CheckTable = {
     "max_num_message": make_whole_number_check(-INT32_MAX),
     "max_num_bytes": make_whole_number_check(-INT64_MAX, INT64_MAX),
     "timeout_ms": make_whole_number_check(-DURATION_MS_MAX, DURATION_MS_MAX),
 }
-DEAD_LETTER_POLICY: Table = {
+DEAD_LETTER_CHECKS: CheckTable = {
     "max_redeliver_count": make_whole_number_check(1),
     "dead_letter_topic": TEXT_OR_NONE,
     "initial_subscription_name": TEXT_OR_NONE,
     "retry_letter_topic": TEXT_OR_NONE,
 }
-BACKOFF: Table = {
-    "min_delay_ms": MS,
-    "max_delay_ms": MS,
+BACKOFF_CHECKS: CheckTable = {
+    "min_delay_ms": MS_CHECK,
+    "max_delay_ms": MS_CHECK,
     "multiplier": ParameterCheck(
         "a number of at least 1", (int, float), lambda value: math.isfinite(value) and value >= 1
     ),
 }
-MESSAGE_ID: Table = {
+MESSAGE_ID_CHECKS: CheckTable = {
     "partition": make_whole_number_check(-1),
     "ledger_id": make_whole_number_check(-1, INT64_MAX),
     "entry_id": make_whole_number_check(-1, INT64_MAX),
     "batch_index": make_whole_number_check(-1),
 }
 """Checks of the numbers of a message id."""
-SOUGHT: Table = {
+SEEK_ID_CHECKS: CheckTable = {
     "ledger_id": make_whole_number_check(-1, INT64_MAX - 1), "entry_id": make_whole_number_check(-1, INT64_MAX - 1)
 }
 """Checks of the message id to which a consumer or reader is moved."""
-ACKNOWLEDGED: Table = {
+ACK_ID_CHECKS: CheckTable = {
     "ledger_id": make_whole_number_check(0, INT64_MAX),
     "entry_id": make_whole_number_check(0, ENTRY_ID_MAX),
     "batch_index": make_whole_number_check(-1, BATCH_INDEX_MAX),
@@ -352,7 +356,7 @@ ACKNOWLEDGED: Table = {
 # Packages that only some parts of the SDK need, and what installs them.
 
 
-EXTRAS = {"sqlalchemy": "magnetar[outbox]", "django": "django"}
+PIP_EXTRAS = {"sqlalchemy": "magnetar[outbox]", "django": "django"}
 """Python package → the argument with which `pip install` installs it."""
 
 
@@ -361,6 +365,6 @@ def make_missing_extra(error: ModuleNotFoundError, what: str) -> ModuleNotFoundE
     the part of the SDK that needs it. The text says what to install. If the missing module belongs to no extra of
     Magnetar's package, returns `error` itself."""
     package = (error.name or "").partition(".")[0]
-    if package not in EXTRAS:
+    if package not in PIP_EXTRAS:
         return error
-    return ModuleNotFoundError(f"{what} needs {package}: pip install '{EXTRAS[package]}'", name=error.name)
+    return ModuleNotFoundError(f"{what} needs {package}: pip install '{PIP_EXTRAS[package]}'", name=error.name)

@@ -24,7 +24,7 @@ from typing import Any, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from .errors import AlreadyClosed, OperationNotSupported
-from .loggers import Broke, ignore_error, report_failure, run_logging_errors
+from .loggers import OnBroken, ignore_error, report_failure, run_logging_errors
 
 # ----------------------------------------------------------------------------------------------------- due_timer
 # The timer of a driver: it calls when the time has come that the driver's core waits for.
@@ -42,7 +42,7 @@ class DueTimer:
 
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
-    def __init__(self, now: Callable[[], float], reached: Callable[[float], None], broke: Broke) -> None:
+    def __init__(self, now: Callable[[], float], reached: Callable[[float], None], broke: OnBroken) -> None:
         """Makes a timer that is not set. Must be called in the event loop. `now`: a monotonic clock, in seconds;
         `move_to_earlier` and `reached` use its times. `broke(error)` is called if `reached` raises."""
         self.at = inf  # when it fires; inf: never
@@ -133,10 +133,10 @@ class EventLoopCaller:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._calls: deque[tuple[Callable[[], object], Broke]] = deque()
+        self._calls: deque[tuple[Callable[[], object], OnBroken]] = deque()
         self._woken = False
 
-    def call(self, work: Callable[[], object], broke: Broke) -> None:
+    def call(self, work: Callable[[], object], broke: OnBroken) -> None:
         """Runs `work()` in the event loop later, after the functions of earlier calls. May be called from any thread.
         If `work` raises an error, the loop calls `broke(error)`."""
         self._calls.append((work, broke))
@@ -185,7 +185,7 @@ async def close_all_parts(parts: Iterable[AsyncClosable]) -> None:
             raise outcome
 
 
-SOON_S = 0.001
+DEADLINE_TOLERANCE_S = 0.001
 """A deadline that is at most this many seconds away counts as reached. A timer may fire too early, by the resolution of
 its clock; without this tolerance it would be set again for the same moment."""
 
@@ -205,7 +205,7 @@ async def timeout_after_silence(
         def look() -> None:
             nonlocal timer
             left = min(max(received_at(), begun) + quiet_s, begun + longest_s) - now()
-            if left > SOON_S:
+            if left > DEADLINE_TOLERANCE_S:
                 timer = loop.call_later(left, run_logging_errors, look, ignore_error)
             else:
                 limit.reschedule(-inf)
@@ -247,11 +247,11 @@ class ClosedAfterWith:
 # - The parent is not touched: what the child inherited is kept and never closed there, because closing would act on
 #   shared sockets and dead locks.
 #
-# `EPOCH[0]` counts the forks above this process; an object that keeps something of an event loop keeps the epoch
+# `FORK_COUNT[0]` counts the forks above this process; an object that keeps something of an event loop keeps the epoch
 # with it. Guard: tests/client/blocking/test_fork.py.
 
 
-EPOCH = [0]
+FORK_COUNT = [0]
 """How often this process and its ancestors were forked. The number is in a list, so that reading it needs no function
 call."""
 
@@ -272,7 +272,7 @@ def register_connection_holder(holder: object) -> None:
 
 
 def _after_fork() -> None:
-    EPOCH[0] += 1
+    FORK_COUNT[0] += 1
     inherited = list(_live)
     if inherited:
         _inherited.extend(inherited)

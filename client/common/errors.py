@@ -491,10 +491,10 @@ class OutcomeUnknown(Timeout):
 
 _CLASSES: dict[Result, type[PulsarException]] = {each.result: each for each in PulsarException.__subclasses__()}
 
-SLOTS_REFUSED = ("POLICY", "OTHER_MODE")
+KEY_RANGE_REFUSALS = ("POLICY", "OTHER_MODE")
 """Codes with which a broker refuses a Key_Shared consumer because of its key ranges (broker/common/refusals.py)."""
 
-NO_TOKEN = "no_token"
+NO_TOKEN_FIELD = "no_token"
 """Name of a field of the error `Unavailable`: set if the issuer of tokens is unavailable, and not a broker."""
 
 _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
@@ -555,9 +555,9 @@ def translate_error(error: BaseException, *, by_slots: bool = False) -> PulsarEx
         if isinstance(error, family):
             target = candidate
             break
-    if isinstance(error, wire_errors.Unavailable) and NO_TOKEN in error.fields:
+    if isinstance(error, wire_errors.Unavailable) and NO_TOKEN_FIELD in error.fields:
         target = AuthenticationError
-    if by_slots and isinstance(error, MagnetarError) and error.fields.get("refusal") in SLOTS_REFUSED:
+    if by_slots and isinstance(error, MagnetarError) and error.fields.get("refusal") in KEY_RANGE_REFUSALS:
         target = ConsumerAssignError
     text = error.message if isinstance(error, MagnetarError) else f"{type(error).__name__}: {error}"
     translated = target(text)

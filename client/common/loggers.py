@@ -130,10 +130,10 @@ def _detach(handler: logging.Handler) -> None:
 
 _LOG = logging.getLogger("magnetar.client")
 
-Broke = Callable[[Exception], object]
+OnBroken = Callable[[Exception], object]
 
 
-def run_logging_errors(work: Callable[[], object], broke: Broke) -> None:
+def run_logging_errors(work: Callable[[], object], broke: OnBroken) -> None:
     """Calls `work()`. If it raises, logs the error and calls `broke(error)`, as `report_failure` does."""
     try:
         work()
@@ -141,7 +141,7 @@ def run_logging_errors(work: Callable[[], object], broke: Broke) -> None:
         report_failure(work, broke, error)
 
 
-def report_failure(work: object, broke: Broke, error: BaseException) -> None:
+def report_failure(work: object, broke: OnBroken, error: BaseException) -> None:
     """Logs `error`, which the function `work` raised, and calls `broke(error)`, with a RuntimeError in place of an
     error that is no Exception. Raises KeyboardInterrupt and SystemExit again. Must be called in the `except` block of
     the error."""

@@ -28,9 +28,9 @@ from typing import Any, Protocol, TypeVar
 from ...runtime.clock import SystemClock
 from ...runtime.token_bucket import TokenBucket
 from .checks import (
+    BOOLEAN_CHECK,
     DURATION_MS_MAX,
-    NAME,
-    YES_OR_NO,
+    NAME_CHECK,
     ParameterCheck,
     WrongValue,
     check_parameter,
@@ -40,34 +40,34 @@ from .errors import OperationNotSupported, Timeout
 
 _LOG = logging.getLogger("magnetar.client")
 
-LOOK_S = 0.5
+RATE_POLL_S = 0.5
 """Longest sleep in seconds within a wait: after each sleep it is noticed that the rate was changed, or that Ctrl-C was
 pressed."""
-RATE = ParameterCheck("a number above 0 (per second)", (int, float), lambda rate: isfinite(rate) and rate > 0)
-BURST = ParameterCheck("a number from 1 on, or None", (int, float), lambda n: isfinite(n) and n >= 1, True)
-COUNT = ParameterCheck("a number from 0 on", (int, float), lambda n: isfinite(n) and n >= 0)
-SECONDS = ParameterCheck(
+RATE_CHECK = ParameterCheck("a number above 0 (per second)", (int, float), lambda rate: isfinite(rate) and rate > 0)
+BURST_CHECK = ParameterCheck("a number from 1 on, or None", (int, float), lambda n: isfinite(n) and n >= 1, True)
+COUNT_CHECK = ParameterCheck("a number from 0 on", (int, float), lambda n: isfinite(n) and n >= 0)
+SECONDS_CHECK = ParameterCheck(
     "seconds, from 0 on, or None", (int, float), lambda s: 0 <= s <= DURATION_MS_MAX / 1000, True
 )  # fmt: skip
 
 
-class RateView(Protocol):
+class RateTableView(Protocol):
     """The interface of a table view, of the asyncio or the blocking client, that a RateLimiter uses.
     `for_each_and_listen` calls `callback(key, value)` for each key now, and again after each change."""
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> object: ...
 
 
-View = TypeVar("View", bound=RateView, covariant=True)
+View = TypeVar("View", bound=RateTableView, covariant=True)
 
 
-class OpensAsyncViews(Protocol[View]):
+class AsyncTableViewOpener(Protocol[View]):
     """The interface of an asyncio Client that `AsyncRateLimiter.watch` uses."""
 
     async def create_table_view(self, topic: str) -> View: ...
 
 
-class OpensViews(Protocol[View]):
+class TableViewOpener(Protocol[View]):
     """The interface of a blocking Client that `RateLimiter.watch` uses."""
 
     def create_table_view(self, topic: str) -> View: ...
@@ -80,7 +80,7 @@ def parse_rate(value: bytes) -> float | None:
         found = float(value)
     except ValueError:
         return None
-    return found if RATE.find_error_class(found) is None else None
+    return found if RATE_CHECK.find_error_class(found) is None else None
 
 
 class SharedRateLimiter:
@@ -92,9 +92,9 @@ class SharedRateLimiter:
         self, rate: float, *, burst: float | None = None, leaky: bool = False,
         clock: Callable[[], float] = SystemClock.monotonic,
     ) -> None:  # fmt: skip
-        check_parameter("rate", RATE, rate)
-        check_parameter("burst", BURST, burst)
-        check_parameter("leaky", YES_OR_NO, leaky)
+        check_parameter("rate", RATE_CHECK, rate)
+        check_parameter("burst", BURST_CHECK, burst)
+        check_parameter("leaky", BOOLEAN_CHECK, leaky)
         if leaky and burst is not None:
             raise WrongValue("leaky is a burst of 1: give one of them")
         self._clock = clock
@@ -114,11 +114,11 @@ class SharedRateLimiter:
 
     @rate.setter
     def rate(self, rate: float) -> None:
-        check_parameter("rate", RATE, rate)
+        check_parameter("rate", RATE_CHECK, rate)
         with self._lock:
             self._bucket.set_rate(float(rate), self._clock(), self._burst_at(rate))
 
-    def _follow(self, view: RateView, key: str) -> None:
+    def _follow(self, view: RateTableView, key: str) -> None:
         def change(changed: str, value: bytes) -> None:
             if changed != key:
                 return
@@ -134,13 +134,13 @@ class SharedRateLimiter:
     def allow(self, count: float = 1) -> bool:
         """Takes `count` permits and returns True; returns False, and takes none, if there are too few now. `count`
         calls may begin after True."""
-        check_parameter("count", COUNT, count)
+        check_parameter("count", COUNT_CHECK, count)
         with self._lock:
             return self._bucket.try_spend_tokens(count, self._clock())
 
     def delay_s(self, count: float = 1) -> float:
         """Returns the seconds until `allow(count)` returns True, if no other caller takes the permits; 0: now."""
-        check_parameter("count", COUNT, count)
+        check_parameter("count", COUNT_CHECK, count)
         with self._lock:
             return self._bucket.seconds_until_tokens(count, self._clock())
 
@@ -163,7 +163,7 @@ class AsyncRateLimiter(SharedRateLimiter):
 
     _turn: asyncio.Lock | None = None
 
-    async def watch(self, client: OpensAsyncViews[View], topic: str, key: str) -> View:
+    async def watch(self, client: AsyncTableViewOpener[View], topic: str, key: str) -> View:
         """Makes the rate follow a key of a compacted topic: the value of the key, a number as text, is the rate from
         now on. Returns the table view that reads the topic; closing the view ends this. `client`: an asyncio Client.
 
@@ -174,7 +174,7 @@ class AsyncRateLimiter(SharedRateLimiter):
         Without the key, and when it is deleted, the rate is that with which the limiter was made. A value that is no
         number above 0 changes nothing, and is logged. When the topic is not read any more, the last rate stays. Raises
         InvalidConfiguration if `key` is no name, and the errors of `create_table_view`."""
-        check_parameter("key", NAME, key)
+        check_parameter("key", NAME_CHECK, key)
         view = await client.create_table_view(topic)
         self._follow(view, key)
         return view
@@ -183,13 +183,13 @@ class AsyncRateLimiter(SharedRateLimiter):
         """Waits until there are `count` permits, and takes them. Calls in one event loop are served in order. Raises
         Timeout if there are too few within `timeout` seconds (None: waits without a limit). Takes none then, and none
         if the caller is cancelled."""
-        check_parameter("timeout", SECONDS, timeout)
+        check_parameter("timeout", SECONDS_CHECK, timeout)
         if self._turn is None:
             self._turn = asyncio.Lock()
         try:
             async with asyncio.timeout(timeout), self._turn:
                 while not self.allow(count):  # noqa: ASYNC110 - it waits for time alone
-                    await asyncio.sleep(min(LOOK_S, self.delay_s(count)))
+                    await asyncio.sleep(min(RATE_POLL_S, self.delay_s(count)))
         except TimeoutError:
             raise self._too_slow(timeout) from None
 
@@ -207,7 +207,7 @@ class RateLimiter(SharedRateLimiter):
     Several consumers and threads may share one object. `wait(count)` with more than `burst` waits until `burst` permits
     are there; later calls wait for the permits that were missing."""
 
-    def watch(self, client: OpensViews[View], topic: str, key: str) -> View:
+    def watch(self, client: TableViewOpener[View], topic: str, key: str) -> View:
         """Makes the rate follow a key of a compacted topic: the value of the key, a number as text, is the rate from
         now on. Returns the table view that reads the topic; closing the view ends this. `client`: a blocking Client.
 
@@ -218,7 +218,7 @@ class RateLimiter(SharedRateLimiter):
         Without the key, and when it is deleted, the rate is that with which the limiter was made. A value that is no
         number above 0 changes nothing, and is logged. When the topic is not read any more, the last rate stays. Raises
         InvalidConfiguration if `key` is no name, and the errors of `create_table_view`."""
-        check_parameter("key", NAME, key)
+        check_parameter("key", NAME_CHECK, key)
         view = client.create_table_view(topic)
         self._follow(view, key)
         return view
@@ -226,14 +226,14 @@ class RateLimiter(SharedRateLimiter):
     def wait(self, count: float = 1, timeout: float | None = None) -> None:
         """Waits in the calling thread until there are `count` permits, and takes them. Raises Timeout, and takes none,
         if there are too few within `timeout` seconds; None: waits for ever."""
-        check_parameter("timeout", SECONDS, timeout)
+        check_parameter("timeout", SECONDS_CHECK, timeout)
         deadline = None if timeout is None else self._clock() + timeout
         never = threading.Event()
         while not self.allow(count):
-            left_s = LOOK_S if deadline is None else deadline - self._clock()
+            left_s = RATE_POLL_S if deadline is None else deadline - self._clock()
             if left_s <= 0:
                 raise self._too_slow(timeout)
-            never.wait(min(LOOK_S, left_s, self.delay_s(count)))
+            never.wait(min(RATE_POLL_S, left_s, self.delay_s(count)))
 
 
 # ------------------------------------------------------------------------------------------------------- breaker
@@ -345,10 +345,10 @@ class CircuitBreaker:
         clock: Callable[[], float] = SystemClock.monotonic,
     ) -> None:  # fmt: skip
         check_parameter("failures", make_whole_number_check(1), failures)
-        check_parameter("pause", SECONDS._replace(optional=False), pause)
+        check_parameter("pause", SECONDS_CHECK._replace(optional=False), pause)
         check_parameter("trials", make_whole_number_check(1), trials)
         kinds = counts if isinstance(counts, tuple) else (counts,)
-        check_parameter("counts", EXCEPTIONS, kinds)
+        check_parameter("counts", EXCEPTIONS_CHECK, kinds)
         self._core = BreakerCore(failures, pause, trials)
         self._counts = kinds
         self._clock = clock
@@ -404,7 +404,7 @@ class CircuitBreaker:
         self.end_call(ticket, None)
 
 
-EXCEPTIONS = ParameterCheck(
+EXCEPTIONS_CHECK = ParameterCheck(
     "exceptions", (tuple,),
     lambda kinds: bool(kinds) and all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds),
 )  # fmt: skip
@@ -417,16 +417,16 @@ EXCEPTIONS = ParameterCheck(
 # The broker counts messages, not bytes: it sends as many messages as it has permits for, and a permit that was granted
 # cannot be withdrawn. So each partition's consumer has a *window*, the number of messages that may be in flight or in
 # its queue, and *claims* memory: its window times the average size of its messages, which it learns from the messages
-# that arrive. The first window is FIRST_MESSAGES, counted with FIRST_BYTES each. A window may grow to the size of the
-# receiver queue, as long as the claim is at most half of the memory that other consumers do not claim. So all claims
-# together stay below the limit, a new consumer finds memory, and consumers that all read get equal shares in the end. A
-# claim shrinks as the consumer's messages are read.
+# that arrive. The first window is FIRST_WINDOW_MESSAGES, counted with ASSUMED_MESSAGE_BYTES each. A window may grow to
+# the size of the receiver queue, as long as the claim is at most half of the memory that other consumers do not claim.
+# So all claims together stay below the limit, a new consumer finds memory, and consumers that all read get equal shares
+# in the end. A claim shrinks as the consumer's messages are read.
 #
 # A window is never below one message, so that each consumer gets at least one entry at a time and no consumer waits for
 # another; so the limit may be exceeded by at most one entry per consumer. Sizes are averages: the limit is also
 # exceeded, until the messages are read, by a burst of messages larger than before, and by first messages above
-# FIRST_BYTES. Incomplete chunked messages have a limit of their own (max_pending_chunked_message). The size of an entry
-# is its decompressed size, which it declares.
+# ASSUMED_MESSAGE_BYTES. Incomplete chunked messages have a limit of their own (max_pending_chunked_message). The size
+# of an entry is its decompressed size, which it declares.
 #
 # **Compressed entries.** An entry of 2 KB may declare 64 MiB, and a window of such entries arrives before their size is
 # known. So an entry that declares LARGE_BYTES or more is counted by itself (`decompressed_bytes`) until the application
@@ -501,20 +501,20 @@ class SendMemoryLimit:
 # ------------------------------------------------------------------------------------------------ memory_limits
 
 
-RECEIVE_BYTES = 64 << 20
+DEFAULT_RECEIVE_BYTES = 64 << 20
 """Memory limit of the receiver queues, in bytes, if the program does not set `memory_limit_bytes`."""
-MESSAGE_OVERHEAD = 400
+MESSAGE_OVERHEAD_BYTES = 400
 """Approximate memory of a message in addition to its payload, in bytes: objects and metadata."""
-FIRST_MESSAGES = 64
+FIRST_WINDOW_MESSAGES = 64
 """Messages of a consumer's first window. More than most chunked messages have chunks: a Shared subscription sends all
 chunks of a message to one consumer, if that has permits for them. Less than a queue, because the first messages may be
 large."""
-FIRST_BYTES = 16 << 10
+ASSUMED_MESSAGE_BYTES = 16 << 10
 """Bytes that are counted for a message before any message of the consumer has arrived."""
-LARGE_BYTES = 1 << 20
+LARGE_ENTRY_BYTES = 1 << 20
 """Decompressed size in bytes from which on an entry is large. A batch of our client has an eighth of that by
 default."""
-NEW_WEIGHT = 1 / 4
+NEWEST_SIZE_WEIGHT = 1 / 4
 """Weight of the messages that arrived last in the average message size."""
 
 
@@ -562,9 +562,9 @@ class ReceiveMemoryClaim:
             self._claim(self.window * self._message_bytes)
         else:
             self.window = self._memory.compute_window_messages(
-                self._bytes, FIRST_BYTES, min(self._wanted, FIRST_MESSAGES)
+                self._bytes, ASSUMED_MESSAGE_BYTES, min(self._wanted, FIRST_WINDOW_MESSAGES)
             )
-            self._claim(self.window * FIRST_BYTES)
+            self._claim(self.window * ASSUMED_MESSAGE_BYTES)
 
     def count_received(self, entry_bytes: int, messages: int, circulating: int) -> bool:
         """Counts `messages` received messages of `entry_bytes` bytes together, and adjusts the average message size and
@@ -572,9 +572,9 @@ class ReceiveMemoryClaim:
         has changed."""
         if not self._memory.limit_bytes or messages <= 0:
             return False
-        size = entry_bytes / messages + MESSAGE_OVERHEAD
+        size = entry_bytes / messages + MESSAGE_OVERHEAD_BYTES
         known = self._message_bytes
-        self._message_bytes = size if not known else known + (size - known) * NEW_WEIGHT
+        self._message_bytes = size if not known else known + (size - known) * NEWEST_SIZE_WEIGHT
         window = self._memory.compute_window_messages(self._bytes, self._message_bytes, self._wanted)
         changed = window == self._wanted != self.window or abs(window - self.window) * 4 > self.window
         if changed:

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from ...proto import wire_pb2 as wire
 from ...proto.checksum import encode_varint
-from ...proto.entry import Encrypt, EntryEncoding
+from ...proto.entry import EncryptFunction, EntryEncoding
 from ...proto.entry_filter import FILTER
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
 from ...proto.names import FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE, TopicName
@@ -41,12 +41,12 @@ from ..model.message_id import MessageId
 from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import BatchingType, ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
-from .broker_stream import CLOSE, BrokerStream
+from .broker_stream import CLOSE_REQUEST_ID, BrokerStream
 from .connections import Connections
 
 PUBLISH_TAG = b"\x1a"
 """Encoded tag of the field `publish` of ClientFrame: field 3, length-delimited."""
-WAITED_S = 1.0
+SLOW_OPENING_S = 1.0
 """Seconds. An opening that waited longer for the broker's answer did not simply fail: the broker accepted it, and let
 it wait."""
 
@@ -130,7 +130,7 @@ class Attachment:
                 await self._answered(answer)
                 return
             except MagnetarError as error:
-                if now() - began > WAITED_S:
+                if now() - began > SLOW_OPENING_S:
                     backoff.reset()
                     since = now()
                 delay = backoff.next_delay_s()
@@ -223,7 +223,7 @@ class Attachment:
     def send_close_frame(self) -> None:
         """Tells the broker that this producer or consumer is closed and sends no more frames; does not wait for the
         broker's answer."""
-        self.send(close=CLOSE)
+        self.send(close=CLOSE_REQUEST_ID)
 
     # ------------------------------------------------------------------------------ without it
     def on_closed_by_broker(self, error: MagnetarError) -> None:
@@ -257,7 +257,7 @@ class Attachment:
         """Tells the broker that the producer or consumer is closed, and gives up the id; does not wait. Does nothing
         without an id."""
         if self._stream is not None:
-            self.send(close=CLOSE)
+            self.send(close=CLOSE_REQUEST_ID)
             self._detach()
 
     def _detach(self) -> None:
@@ -275,7 +275,7 @@ class Attachment:
         elif self._stream is not None:
             if self._left is None:
                 self._left = asyncio.get_running_loop().create_future()
-                self.send(close=CLOSE)
+                self.send(close=CLOSE_REQUEST_ID)
             try:
                 await asyncio.shield(self._left)
             finally:
@@ -306,7 +306,7 @@ ISOLATIONS = {
 
 
 def make_producer_options(
-    settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool
+    settings: ProducerSettings, encrypt: EncryptFunction | None, *, persistent: bool
 ) -> AttachedProducerOptions:
     """Returns the options of a producer's core, made from the program's settings. Chunking is used only for persistent
     topics, as in Pulsar's clients: a non-persistent topic may drop single chunks, which makes the rest of the message

@@ -25,7 +25,7 @@ from ...proto.names import parse_number
 from ...runtime.access import AUTHORIZATION_MAX, CallerAccess, TlsFiles
 from ...runtime.clock import Clock, SystemClock
 from ..common.checks import shorten_value
-from ..common.errors import NO_TOKEN, InvalidConfiguration, OperationNotSupported
+from ..common.errors import NO_TOKEN_FIELD, InvalidConfiguration, OperationNotSupported
 from ..common.loggers import reraise_interrupt
 from .discovery import ServiceUrl
 
@@ -294,15 +294,15 @@ def _json(text: object, members: str = "username and password") -> dict[str, Any
 # used. The client's secret is sent only in the body of the POST, over https or to this machine.
 
 
-DISCOVERY = "/.well-known/openid-configuration"
-LIFETIME_S = 60.0
+DISCOVERY_PATH = "/.well-known/openid-configuration"
+DEFAULT_LIFETIME_S = 60.0
 """Lifetime in seconds of a token whose issuer does not give one."""
-MARGIN_S = 10.0
+EXPIRY_MARGIN_S = 10.0
 """Seconds before its end from which on a token is not used any more. For a token with a short lifetime: a tenth of
 it."""
-RENEW_AT = 0.75
+RENEW_AFTER_SHARE = 0.75
 """Part of a token's lifetime after which its next use makes the client fetch a new token."""
-RETRY_S = 1.0
+TOKEN_RETRY_S = 1.0
 FILE_BYTES_MAX = 64 << 10
 _REFUSALS = {"400", "401", "403"}
 
@@ -345,7 +345,7 @@ class OAuthTokenSource:
         with self._lock:
             now = self._clock.monotonic()
             usable = self._token and now < self._ends_at
-            paused = self._failure is not None and now < self._failed_at + RETRY_S
+            paused = self._failure is not None and now < self._failed_at + TOKEN_RETRY_S
             if not self._fetching and not paused and not (usable and now < self._renew_at):
                 self._fetching, self._failure = True, None
                 threading.Thread(target=self._fetch, name="oauth2", daemon=True).start()
@@ -354,7 +354,9 @@ class OAuthTokenSource:
             failure = self._failure
         if failure is not None:
             raise type(failure)(failure.message, **failure.fields)
-        raise Unavailable(f"the issuer {self._issuer} is asked for a token{self._last}", **{NO_TOKEN: self._issuer})
+        raise Unavailable(
+            f"the issuer {self._issuer} is asked for a token{self._last}", **{NO_TOKEN_FIELD: self._issuer}
+        )
 
     def _fetch(self) -> None:
         """Fetches a token, in a thread of its own. Stores the token, or the error."""
@@ -368,16 +370,16 @@ class OAuthTokenSource:
         with self._lock:
             self._fetching, self._failure = False, failure
             if failure is not None:
-                failure.fields.setdefault(NO_TOKEN, self._issuer)
+                failure.fields.setdefault(NO_TOKEN_FIELD, self._issuer)
                 self._failed_at, self._last = self._clock.monotonic(), f"; the last time: {failure.message}"
                 return
             self._token, self._last = token, ""
-            self._renew_at = began + lifetime_s * RENEW_AT
-            self._ends_at = began + lifetime_s - min(MARGIN_S, lifetime_s / 10)
+            self._renew_at = began + lifetime_s * RENEW_AFTER_SHARE
+            self._ends_at = began + lifetime_s - min(EXPIRY_MARGIN_S, lifetime_s / 10)
 
     def _asked(self) -> tuple[str, float]:
         """Asks the issuer; returns a token, and its lifetime in seconds."""
-        endpoint = self._client.request_json(self._issuer.removesuffix("/") + DISCOVERY).get("token_endpoint")
+        endpoint = self._client.request_json(self._issuer.removesuffix("/") + DISCOVERY_PATH).get("token_endpoint")
         if not isinstance(endpoint, str) or not self._client.is_url_allowed(endpoint):
             raise Unavailable(f"the issuer {self._issuer} names no `token_endpoint` with https://")
         try:
@@ -386,13 +388,13 @@ class OAuthTokenSource:
             if error.fields.get("status") in _REFUSALS:
                 raise Unauthenticated(f"{endpoint} refuses the client's credentials") from None
             raise
-        token, lifetime_s = found.get("access_token"), found.get("expires_in", LIFETIME_S)
+        token, lifetime_s = found.get("access_token"), found.get("expires_in", DEFAULT_LIFETIME_S)
         if not isinstance(token, str) or not 0 < len(token) < AUTHORIZATION_MAX - 7 or not token.isascii():
             raise Unavailable(f"{endpoint} answers without an `access_token`")
         if isinstance(lifetime_s, str):
             lifetime_s = parse_number(lifetime_s)
         usable = isinstance(lifetime_s, int | float) and not isinstance(lifetime_s, bool) and 0 < lifetime_s < 1e9
-        return token, float(lifetime_s) if usable else LIFETIME_S
+        return token, float(lifetime_s) if usable else DEFAULT_LIFETIME_S
 
 
 def _credentials(said: Mapping[str, str], by_certificate: bool) -> Callable[[], Mapping[str, str]]:

@@ -11,9 +11,9 @@ nothing for SILENT_S, the client pings the broker. While the ping is not answere
 topics now (client/connect/discovery.py). Owners whose topics moved get `on_lost`; the others keep waiting. **The end.**
 When the stream breaks, `on_lost` is called once for each owner; a new stream is a new object. A stream without owners
 closes after IDLE_S. An owner that raises an error does not end the stream for the others: only its own `on_failure` is
-called. **Fairness.** While more than HELD_FROM_BYTES wait to be sent, frames are queued by their ids, and the ids send
-one frame each in turn: an id that publishes much delays the frame of another id by those bytes only. The queue of an id
-is bounded by its credit. A read is processed in slices, and after each TURN_S other work of the event loop runs.
+called. **Fairness.** While more than QUEUE_BY_ID_BYTES wait to be sent, frames are queued by their ids, and the ids
+send one frame each in turn: an id that publishes much delays the frame of another id by those bytes only. The queue of
+an id is bounded by its credit. A read is processed in slices, and after each TURN_S other work of the event loop runs.
 Guards: tests/client/connect/test_broker_stream.py, tests/client/connect/test_silence.py."""
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from ...runtime.network import (
 )
 from ...runtime.tasks import Tasks
 from ..common.loggers import ignore_error, report_failure, run_logging_errors
-from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, SilentBrokerTracker
+from .discovery import OWNER_LOOKUPS_AT_ONCE, PING_AFTER_SILENCE_S, PING_TIMEOUT_S, SilentBrokerTracker
 
-IDLE_S = 60.0
+IDLE_STREAM_S = 60.0
 """Seconds that a stream without owners stays open, so that a program that opens one producer after another uses one
 stream."""
-HELD_FROM_BYTES = 2 << 20
+QUEUE_BY_ID_BYTES = 2 << 20
 """Unsent bytes from which on frames are queued by their ids: two envelopes, the one that gRPC writes and the next. With
 less unsent, a frame of any id is sent at once. (With one envelope, every second envelope has a single frame, because
 nothing waits when the write before it ends.)"""
-SLICE_FRAMES = 512
-TURN_S = 0.005
-LATE_S = 0.01
+FRAMES_PER_SLICE = 512
+READ_TURN_S = 0.005
+TIMER_EARLY_MAX_S = 0.01
 """Seconds by which a timer may fire too early: the resolution of the clock."""
-CLOSE = 1 << 62
+CLOSE_REQUEST_ID = 1 << 62
 """The request id of each `close` request; no other request has it."""
 
 
-Frame = wire.ClientFrame | Pieces
+SentFrame = wire.ClientFrame | Pieces
 
 
 class StreamOwner(Protocol):
@@ -93,7 +93,7 @@ class BrokerStream:
         self._loop = asyncio.get_running_loop()
         self._owners: dict[int, StreamOwner] = {}
         self._last = 0
-        self._held: dict[int, deque[Frame]] = {}  # in the order of their turns
+        self._held: dict[int, deque[SentFrame]] = {}  # in the order of their turns
         self._sending = False  # what is held
         self._rounds = 0  # of questions while it is silent
         self._idle: asyncio.TimerHandle | None = None
@@ -120,7 +120,7 @@ class BrokerStream:
         closes IDLE_S seconds after the last owner is detached."""
         self._owners.pop(id_, None)
         if not self._owners and not self.has_ended and self._idle is None:
-            self._idle = self._loop.call_later(IDLE_S, run_logging_errors, self._close_idle, ignore_error)
+            self._idle = self._loop.call_later(IDLE_STREAM_S, run_logging_errors, self._close_idle, ignore_error)
 
     def _close_idle(self) -> None:
         self._idle = None
@@ -128,10 +128,10 @@ class BrokerStream:
             self.cancel()
 
     # ------------------------------------------------------------------------------ out
-    def send(self, id_: int, frame: Frame) -> None:
+    def send(self, id_: int, frame: SentFrame) -> None:
         """Sends a frame of the producer or consumer with the id `id_`; never waits. If the stream has ended, drops the
         frame: the attached producers and consumers are notified of the end and reconnect."""
-        if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
+        if self._held or self._stream.queued_bytes > QUEUE_BY_ID_BYTES:
             self._hold(id_, frame)
         elif not self.has_ended:
             try:
@@ -139,7 +139,7 @@ class BrokerStream:
             except ConnectionLost:
                 return  # the reader finds the same
 
-    def _hold(self, id_: int, frame: Frame) -> None:
+    def _hold(self, id_: int, frame: SentFrame) -> None:
         if not self.has_ended:
             self._held.setdefault(id_, deque()).append(frame)
             if not self._sending:
@@ -150,8 +150,8 @@ class BrokerStream:
         held = self._held
         try:
             while held:
-                await self._stream.wait_drained(HELD_FROM_BYTES)
-                while held and self._stream.queued_bytes <= HELD_FROM_BYTES:
+                await self._stream.wait_drained(QUEUE_BY_ID_BYTES)
+                while held and self._stream.queued_bytes <= QUEUE_BY_ID_BYTES:
                     id_ = next(iter(held))
                     frames = held.pop(id_)
                     self._stream.send_nowait(frames.popleft())
@@ -169,11 +169,11 @@ class BrokerStream:
             while True:
                 frames = await self._stream.receive()
                 begun = self.received_at = self._now()
-                for at in range(0, len(frames), SLICE_FRAMES):
-                    if self._now() - begun > TURN_S:
+                for at in range(0, len(frames), FRAMES_PER_SLICE):
+                    if self._now() - begun > READ_TURN_S:
                         await asyncio.sleep(0)
                         begun = self._now()
-                    self._deliver_frames(frames[at : at + SLICE_FRAMES])
+                    self._deliver_frames(frames[at : at + FRAMES_PER_SLICE])
         except EndOfStream:
             pass
         except MagnetarError as broken:
@@ -208,14 +208,14 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ silence
     def _watch_from(self, since: float) -> None:
-        after_s = max(since + SILENT_S - self._now(), 0.0)
+        after_s = max(since + PING_AFTER_SILENCE_S - self._now(), 0.0)
         self._watch = self._loop.call_later(after_s, run_logging_errors, self._check_silence, ignore_error)
 
     def _check_silence(self) -> None:
         now = self._now()
         if not self._owners:
             self._watch = None  # the next owner begins anew
-        elif now - self.received_at < SILENT_S - LATE_S:
+        elif now - self.received_at < PING_AFTER_SILENCE_S - TIMER_EARLY_MAX_S:
             self._watch_from(self.received_at)
         elif not self._silence.other_brokers(self._channel.endpoint):
             self._watch_from(now)
@@ -226,7 +226,7 @@ class BrokerStream:
         """Asks other brokers about the silent broker, until that one sends something or has no owner any more."""
         endpoint, since = self._channel.endpoint, self.received_at
         try:
-            while self._owners and not await self._channel.is_answering(UNANSWERED_S) and self.received_at == since:
+            while self._owners and not await self._channel.is_answering(PING_TIMEOUT_S) and self.received_at == since:
                 moved = await self._silence.find_moved_topics(endpoint, self._topics())
                 if self.received_at == since:
                     self._leave(moved)
@@ -241,14 +241,14 @@ class BrokerStream:
         time."""
         topics = list({owner.topic: None for owner in self._owners.values()})
         self._rounds += 1
-        at = self._rounds * ASKED_AT_ONCE % len(topics) if topics else 0
+        at = self._rounds * OWNER_LOOKUPS_AT_ONCE % len(topics) if topics else 0
         return topics[at:] + topics[:at]
 
     def _leave(self, moved: set[TopicName]) -> None:
         error = ConnectionLost(f"{self._channel.endpoint} says nothing, and another broker owns the topic")
         for id_, owner in [each for each in self._owners.items() if each[1].topic in moved]:
             if self._owners.get(id_) is owner:  # what one does may detach another
-                self.send(id_, wire.ClientFrame(id=id_, close=CLOSE))
+                self.send(id_, wire.ClientFrame(id=id_, close=CLOSE_REQUEST_ID))
                 self.detach(id_)
                 run_logging_errors(partial(owner.on_lost, error), owner.on_failure)
 

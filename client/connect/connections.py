@@ -33,12 +33,12 @@ from ...proto.errors import (
 )
 from ...proto.names import TopicName
 from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version
-from ...runtime.access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
+from ...runtime.access import NO_CREDENTIALS, OPEN_ACCESS, CallerAccess, ListenerAccess, TlsFiles
 from ...runtime.clock import SystemClock
 from ...runtime.files import Files
 from ...runtime.grpc import client
 from ...runtime.network import (
-    CLEAR,
+    NO_PEER_KEYS,
     ByteService,
     ByteStream,
     Channel,
@@ -57,26 +57,26 @@ from ...runtime.network import (
 from ...runtime.tasks import SystemWorkers
 from ..common.closing import EventLoopCaller, register_connection_holder
 from ..common.errors import AlreadyClosed, InvalidMessage
-from ..common.rate_limits import RECEIVE_BYTES, ReceiveMemoryLimit, SendMemoryLimit
+from ..common.rate_limits import DEFAULT_RECEIVE_BYTES, ReceiveMemoryLimit, SendMemoryLimit
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
-from .discovery import PULSAR_PORTS, UNANSWERED_S, BrokerDiscovery, ServiceUrl, SilentBrokerTracker
+from .discovery import PING_TIMEOUT_S, PULSAR_PORTS, BrokerDiscovery, ServiceUrl, SilentBrokerTracker
 
 
 class _ClientNetwork:
     """The network of a client: it makes connections, and serves nothing."""
 
-    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NO_CREDENTIALS) -> Channel:
         return client.connect(endpoint, access)
 
     async def serve(
-        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN_ACCESS
     ) -> RunningServer:
         raise NotAllowed("a client serves nothing")
 
     async def serve_bytes(
-        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN_ACCESS
     ) -> RunningByteServer:
         raise NotAllowed("a client serves nothing")
 
@@ -90,7 +90,7 @@ class _ClientNetwork:
     ) -> RunningPeerServer:
         raise NotAllowed("a client serves nothing")
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = NO_PEER_KEYS) -> Peer:
         raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
 
     def generate_keys(self) -> KeyPair:
@@ -119,16 +119,16 @@ def make_client_world() -> World:
 #
 # | what is at every address of the service URL | given up after |
 # |---|---|
-# | nothing listens, or the host name is not known | REFUSED_S |
+# | nothing listens, or the host name is not known | REFUSED_RETRY_S |
 # | no answer, or a connection and not a word on it | connection_timeout_s |
 # | something that does not speak gRPC | at once (WrongProtocol) |
 #
 # Guard: tests/client/connect/test_first_contact.py.
 
 
-REFUSED_S = 1.0
+REFUSED_RETRY_S = 1.0
 """Seconds for which a refused connection is tried again: a server that is starting listens within half a second."""
-SERVED_PORT = 7650
+STANDALONE_PORT = 7650
 """The port at which `magnetar standalone` listens by default."""
 
 
@@ -149,7 +149,7 @@ class FirstConnectAttempts:
         how, endpoint = why_unreachable(error), error.fields.get("endpoint", "")
         if how == "refused":
             self._refused.add(endpoint)
-            if next_s >= REFUSED_S and self._refused.issuperset(map(str, self._endpoints())):
+            if next_s >= REFUSED_RETRY_S and self._refused.issuperset(map(str, self._endpoints())):
                 return make_unreachable_error(error, self._endpoints())
         if how is not None and next_s >= self._timeout_s:
             return make_unreachable_error(error, self._endpoints(), f" within {self._timeout_s:g} s")
@@ -173,8 +173,8 @@ def make_unreachable_error(error: MagnetarError, endpoints: Sequence[Endpoint], 
 
 def _what_to_do(port: int) -> str:
     if port in PULSAR_PORTS:
-        return f"{port} is the port of Pulsar's clients; this one connects to {SERVED_PORT}"
-    how = "" if port == SERVED_PORT else f" --port {port}"
+        return f"{port} is the port of Pulsar's clients; this one connects to {STANDALONE_PORT}"
+    how = "" if port == STANDALONE_PORT else f" --port {port}"
     return f"Is a server running there? 'magnetar standalone{how}' starts one"
 
 
@@ -183,7 +183,7 @@ def _what_to_do(port: int) -> str:
 
 T = TypeVar("T")
 
-TOLD_MAX = 1000
+KNOWN_OWNERS_MAX = 1000
 """Most owners of topics that the client remembers until they are first used."""
 
 
@@ -192,14 +192,14 @@ class Connections:
     messages and for messages to send. Belongs to one event loop. See the head of the module."""
 
     def __init__(
-        self, world: World, url: ServiceUrl, settings: ClientSettings, access: CallerAccess = NOTHING
+        self, world: World, url: ServiceUrl, settings: ClientSettings, access: CallerAccess = NO_CREDENTIALS
     ) -> None:
         assert url.endpoints, "a service URL names at least one broker"
         self.world = world
         self._access = access
         self.settings = settings
         limit = settings.memory_limit_bytes
-        self.memory = ReceiveMemoryLimit(RECEIVE_BYTES if limit is None else limit)
+        self.memory = ReceiveMemoryLimit(DEFAULT_RECEIVE_BYTES if limit is None else limit)
         self.send_memory: SendMemoryLimit | None = None  # it has no bound
         if limit:
             self.send_memory = self.memory.producers = SendMemoryLimit(limit)
@@ -313,7 +313,7 @@ class Connections:
         return list(dict.fromkeys((*self._endpoints, *self._channels)))
 
     async def _asked_owner(self, endpoint: Endpoint, topic: TopicName) -> Endpoint:
-        return (await self._owner_by(self.channel(endpoint), topic, UNANSWERED_S)).endpoint
+        return (await self._owner_by(self.channel(endpoint), topic, PING_TIMEOUT_S)).endpoint
 
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
         """Sends a request to any broker and returns its answer, with the attempts and errors of `retry`. `service` and
@@ -402,7 +402,7 @@ class Connections:
                 find_rpc("Broker", "Partitions"), request, timeout_s=self.settings.connection_timeout_s
             )
             named = reply.HasField("owner") and not self.settings.listener_name  # by the address of all
-            if named and len(self._told) < TOLD_MAX:
+            if named and len(self._told) < KNOWN_OWNERS_MAX:
                 self._told[topic] = self._told_by(asked, reply.owner, topic)
             return reply.partitions
 
@@ -465,22 +465,22 @@ class Connections:
 #
 # What a version means never changes while its topic lasts: one that is deleted and made anew numbers its own, and has
 # writers of its own. These go on with what they know, and the broker tells them nothing more (`incarnation`). A version
-# that the broker does not have is asked for again after MISSING_S.
+# that the broker does not have is asked for again after MISSING_SCHEMA_CACHE_S.
 
 
-NEWEST = b""
-MISSING_S = 10.0
+NEWEST_VERSION = b""
+MISSING_SCHEMA_CACHE_S = 10.0
 LOOP_CHECK_S = 1.0
 """How often a thread that waits for a schema looks whether the event loop still runs, in seconds."""
-MISSING_MAX = 1000
+MISSING_SCHEMAS_MAX = 1000
 """Most schema versions that are cached as missing; a limit, because a producer may write any version into its
 messages."""
 
 
 class TopicSchemaCache:
     """A cache of the schemas of one topic, by their versions (8 bytes; empty: the newest). Asks the broker for schemas
-    that it does not have. A version that the topic lacks is asked for again after MISSING_S seconds. Must be made in
-    the event loop."""
+    that it does not have. A version that the topic lacks is asked for again after MISSING_SCHEMA_CACHE_S seconds. Must
+    be made in the event loop."""
 
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
         """Makes an empty cache. `topic` may be a partition. `incarnation`: that of the topic whose schemas are meant;
@@ -510,9 +510,9 @@ class TopicSchemaCache:
         try:
             found: wire.SchemaReply = await self._connections.ask("GetSchema", request)
         except NotFound:
-            if len(self._missing) >= MISSING_MAX:
+            if len(self._missing) >= MISSING_SCHEMAS_MAX:
                 self._missing.clear()
-            self._missing[version] = self._now() + MISSING_S
+            self._missing[version] = self._now() + MISSING_SCHEMA_CACHE_S
             return
         info = found.schema
         self._known[version] = SchemaInfo(

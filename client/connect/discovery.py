@@ -39,7 +39,7 @@ from ...runtime.network import ByteStream, Endpoint, Network
 from ...runtime.tasks import run_together
 from ..common.errors import InvalidUrl
 
-PORT = 7650
+DEFAULT_PORT = 7650
 PULSAR_PORTS = (6650, 6651)
 
 
@@ -58,9 +58,9 @@ class _Scheme(NamedTuple):
     encrypted: bool = False
 
 
-SCHEMES = {
-    "magnetar": _Scheme(PORT),
-    "magnetar+ssl": _Scheme(PORT, encrypted=True),
+URL_SCHEMES = {
+    "magnetar": _Scheme(DEFAULT_PORT),
+    "magnetar+ssl": _Scheme(DEFAULT_PORT, encrypted=True),
     "pulsar": _Scheme(6650, DiscoveryProtocol.PULSAR),
     "pulsar+ssl": _Scheme(6651, DiscoveryProtocol.PULSAR, encrypted=True),
     "http": _Scheme(8080, DiscoveryProtocol.HTTP),
@@ -92,16 +92,16 @@ def parse_service_url(text: str) -> ServiceUrl:
     scheme = scheme.lower()
     if not separator:
         raise InvalidUrl(f"{text!r} is not a service URL; write magnetar://{text.strip() or 'localhost:7650'}")
-    if scheme not in SCHEMES:
+    if scheme not in URL_SCHEMES:
         raise InvalidUrl(f"{text!r}: a service URL starts with magnetar:// or magnetar+ssl://, not {scheme}://")
-    means = SCHEMES[scheme]
+    means = URL_SCHEMES[scheme]
     hosts = rest.split("/")[0]
     if rest[len(hosts) :] not in ("", "/"):
         raise InvalidUrl(f"{text!r}: nothing follows HOST:PORT in a service URL")
     found = tuple(dict.fromkeys(_parse_host(text, part, means.port) for part in hosts.split(",")))
     if means.asked is DiscoveryProtocol.NOT:
         return ServiceUrl(found, means.encrypted)
-    grpc = (each._replace(port=PORT) if each.port in PULSAR_PORTS else each for each in found)
+    grpc = (each._replace(port=DEFAULT_PORT) if each.port in PULSAR_PORTS else each for each in found)
     return ServiceUrl(tuple(dict.fromkeys(grpc)), means.encrypted, means.asked, found)
 
 
@@ -118,7 +118,7 @@ def _parse_host(text: str, part: str, port: int) -> Endpoint:
 
 
 ANSWER_BYTES_MAX = 64 << 10
-PATH = "/lookup/v2/service-url"
+LOOKUP_PATH = "/lookup/v2/service-url"
 _U32 = struct.Struct(">I")
 
 
@@ -258,7 +258,9 @@ async def ask_endpoint_over_http(stream: ByteStream, address: Endpoint, access: 
     """Asks a server for its gRPC address over HTTP, and returns this endpoint. Raises WrongServerProtocol if the server
     gives no such answer, Unavailable for a status of 500 or more. `access` is ignored: the request needs no
     credentials."""
-    request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
+    request = (
+        f"GET {LOOKUP_PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
+    )
     stream.write_nowait(request.encode())
     answer = bytearray()
     room = bytearray(16 << 10)
@@ -276,7 +278,7 @@ async def ask_endpoint_over_http(stream: ByteStream, address: Endpoint, access: 
         found = json.loads(body if int(status[0]) == 200 else b"")
         return parse_service_url(found["serviceUrl"]).endpoints[0]
     except (ValueError, RecursionError, TypeError, KeyError, InvalidUrl) as error:
-        raise WrongServerProtocol(f"it is no broker of Magnetar: it does not answer GET {PATH}") from error
+        raise WrongServerProtocol(f"it is no broker of Magnetar: it does not answer GET {LOOKUP_PATH}") from error
 
 
 def _endpoint(text: str) -> Endpoint:
@@ -296,8 +298,8 @@ def _endpoint(text: str) -> Endpoint:
 #
 # A broker that is stopped (SIGSTOP, a machine that hangs, a network that drops) breaks no connection. When its metadata
 # session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing for
-# SILENT_S pings its broker. A ping without an answer for UNANSWERED_S makes the broker silent: another one is asked,
-# and again after each further UNANSWERED_S. An owner leaves when another broker owns its topic, and for no other
+# SILENT_S pings its broker. A ping without an answer for PING_TIMEOUT_S makes the broker silent: another one is asked,
+# and again after each further PING_TIMEOUT_S. An owner leaves when another broker owns its topic, and for no other
 # reason: a broker that is slow, or whose session lasts, keeps them until HTTP/2 gives the connection up. The others are
 # those of the service URL and those that the client has connected to. A client that knows one broker neither pings nor
 # asks. While a broker is silent, questions that any broker answers go to the others first. One broker may have two
@@ -305,14 +307,14 @@ def _endpoint(text: str) -> Endpoint:
 # tests/client/connect/test_silence.py, tests/broker/test_stopped_owner.py.
 
 
-SILENT_S = 2.5
+PING_AFTER_SILENCE_S = 2.5
 """Seconds without a frame after which the client pings the broker. An idle client pings at most that often."""
-UNANSWERED_S = 1.25
+PING_TIMEOUT_S = 1.25
 """Longest wait in seconds for the answer to a ping or to a question to another broker; also the time between two rounds
 of questions."""
-SILENT_KEPT_S = 10.0
+SILENT_MARK_S = 10.0
 """Seconds for which a broker counts as silent after its last unanswered ping."""
-ASKED_AT_ONCE = 32
+OWNER_LOOKUPS_AT_ONCE = 32
 """Topics whose owners are asked for together. If none of so many topics moved, their broker still owns its topics; the
 other topics are asked for in the next round."""
 
@@ -325,7 +327,7 @@ class SilentBrokerTracker:
         owner: Callable[[Endpoint, TopicName], Awaitable[Endpoint]],
     ) -> None:  # fmt: skip
         """Makes the object; no broker is silent at first. `known()`: the brokers' endpoints. `owner(endpoint, topic)`:
-        asks a broker which one owns a topic, for at most UNANSWERED_S."""
+        asks a broker which one owns a topic, for at most PING_TIMEOUT_S."""
         self._now = now
         self._known = known
         self._owner = owner
@@ -342,7 +344,7 @@ class SilentBrokerTracker:
         return self._names.get(endpoint, endpoint)
 
     def is_silent(self, endpoint: Endpoint) -> bool:
-        """Returns whether the broker at `endpoint` did not answer within the last SILENT_KEPT_S seconds."""
+        """Returns whether the broker at `endpoint` did not answer within the last SILENT_MARK_S seconds."""
         return bool(self._until) and self._until.get(self._name(endpoint), 0.0) > self._now()
 
     def on_answered(self, endpoint: Endpoint) -> None:
@@ -350,8 +352,8 @@ class SilentBrokerTracker:
         self._until.pop(self._name(endpoint), None)
 
     def on_unanswered(self, endpoint: Endpoint) -> None:
-        """Fact: the broker at `endpoint` did not answer. The broker counts as silent for SILENT_KEPT_S seconds."""
-        self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
+        """Fact: the broker at `endpoint` did not answer. The broker counts as silent for SILENT_MARK_S seconds."""
+        self._until[self._name(endpoint)] = self._now() + SILENT_MARK_S
 
     def other_brokers(self, endpoint: Endpoint) -> list[Endpoint]:
         """Returns one address of each broker except the broker at `endpoint`. Brokers that did not answer lately come
@@ -367,8 +369,8 @@ class SilentBrokerTracker:
         self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.other_brokers(endpoint):
-            for at in range(0, len(topics), ASKED_AT_ONCE):
-                part = topics[at : at + ASKED_AT_ONCE]
+            for at in range(0, len(topics), OWNER_LOOKUPS_AT_ONCE):
+                part = topics[at : at + OWNER_LOOKUPS_AT_ONCE]
                 answers = await self._ask(asked, part)
                 moved |= {topic for topic, owner in answers.items() if self._name(owner) != self._name(endpoint)}
                 if not moved.intersection(part):

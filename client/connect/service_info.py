@@ -18,7 +18,7 @@ from ...runtime.access import CallerAccess
 from ...runtime.network import Endpoint, Network, World
 from ...runtime.tasks import Tasks, run_together
 from ..common.checks import (
-    TEXT,
+    TEXT_CHECK,
     TEXT_OR_NONE,
     ParameterCheck,
     WrongValue,
@@ -48,7 +48,7 @@ class ServiceInfo:
         self, service_url: str, authentication: Authentication | None = None,
         tls_trust_certs_file_path: str | None = None,
     ) -> None:  # fmt: skip
-        check_parameter("service_url", TEXT, service_url)
+        check_parameter("service_url", TEXT_CHECK, service_url)
         if authentication is not None and not isinstance(authentication, Authentication):
             kind = type(authentication).__name__  # never its value: it may be the token
             raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not a {kind}")

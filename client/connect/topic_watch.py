@@ -28,15 +28,15 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.network import EndOfStream, Stream, find_rpc
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongTopic, WrongTopicType, shorten_value
-from ..core.effects import FINAL
+from ..core.effects import FINAL_ERRORS
 from ..model.settings import RegexSubscriptionMode
 from .connections import Connections
 
 _LOG = logging.getLogger("magnetar.client")
-RETRY_S = 5.0
+SUBSCRIBE_RETRY_S = 5.0
 DISCOVERY_S_MIN = 0.1
 
-Changed = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]]]
+OnTopicsChanged = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]]]
 
 
 class TopicPattern:
@@ -77,7 +77,7 @@ class TopicPatternWatch:
         self._discovery_s = max(DISCOVERY_S_MIN, discovery_s)
         self._offering = asyncio.Lock()
         self._pattern = pattern
-        self._changed: Changed | None = None
+        self._changed: OnTopicsChanged | None = None
         self._rest: list[Any] = []
         self._known: dict[TopicName, None] = {}
         self._waiting: dict[TopicName, None] = {}  # that could not be taken up
@@ -99,7 +99,7 @@ class TopicPatternWatch:
     def title(self) -> str:
         return self._pattern.text
 
-    def follow(self, changed: Changed) -> None:
+    def follow(self, changed: OnTopicsChanged) -> None:
         """Awaits `changed(added, removed)` for each change of the matching topics from now on, in tasks of its own,
         until `stop` or `close`. The topics that `open` returned are not reported as added."""
         self._changed = changed
@@ -164,7 +164,7 @@ class TopicPatternWatch:
                 continue
             except MagnetarError as error:
                 _LOG.info("%s: topics are watched again: %s", self._pattern.text, error)
-                if isinstance(error, FINAL):
+                if isinstance(error, FINAL_ERRORS):
                     self._revision = 0
             except Exception:
                 _LOG.exception("%s: a change of topics was not followed", self._pattern.text)
@@ -175,7 +175,7 @@ class TopicPatternWatch:
     async def _receive(self) -> list[Any]:
         assert self._stream is not None, "it was just connected"
         try:
-            async with asyncio.timeout(RETRY_S if self._waiting else None):
+            async with asyncio.timeout(SUBSCRIBE_RETRY_S if self._waiting else None):
                 return list(await self._stream.receive())
         except TimeoutError:
             await self._offer([], [])

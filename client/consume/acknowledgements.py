@@ -15,17 +15,17 @@ from functools import partial
 from ...proto.names import Position
 from ..core.consumer import ConsumerCore
 from ..core.effects import AttachedConsumerOptions
-from ..core.redelivery import GROUP_MESSAGES, AckGroup, AckTracker
+from ..core.redelivery import ACK_GROUP_MESSAGES, AckGroup, AckTracker
 from ..model.hooks import ACKNOWLEDGE, CUMULATIVE, NEGATIVE, PartitionHooks
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
-from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType, RedeliveryBackoff
+from ..model.settings import ORDERED_CONSUMER_TYPES, ConsumerSettings, ConsumerType, RedeliveryBackoff
 
 _LOG = logging.getLogger("magnetar.client")
 
 DELAY_MS_MAX = 1 << 40
 """Longest redelivery delay in ms: 35 years, less than the limit of the timers of event loops."""
-Pending = Message | MessageId
+MessageOrId = Message | MessageId
 
 
 class AckCollector:
@@ -44,8 +44,8 @@ class AckCollector:
         self._now = now
         self._longer_ms = partial(compute_redelivery_delay_ms, settings.ack_timeout_redelivery_backoff, otherwise=0)
         self.acknowledged = 0  # acknowledgements that were passed on; a cumulative one counts as one
-        self._acked: deque[Pending] = deque()
-        self._nacked: deque[Pending] = deque()
+        self._acked: deque[MessageOrId] = deque()
+        self._nacked: deque[MessageOrId] = deque()
         self._taken: deque[tuple[Position, int]] = deque()
 
     # ------------------------------------------------------------------------------ from any thread
@@ -54,7 +54,7 @@ class AckCollector:
         `times_out` is true. May be called from any thread."""
         self._taken.append((message.entry.position, message.redelivery_count()))
 
-    def acknowledge(self, which: Pending) -> None:
+    def acknowledge(self, which: MessageOrId) -> None:
         """Adds the acknowledgement of a message, with all its chunks, and tells the hooks. May be called from any
         thread."""
         if self._hooks is not None:
@@ -63,10 +63,10 @@ class AckCollector:
             self._acked.append(which)
         else:
             self._acked.extend(self.expand_to_all_chunks(which))
-        if self._core.ack_due is None or self._core.failed or len(self._acked) >= GROUP_MESSAGES:
+        if self._core.ack_due is None or self._core.failed or len(self._acked) >= ACK_GROUP_MESSAGES:
             self._wake()
 
-    def negative_acknowledge(self, which: Pending) -> None:
+    def negative_acknowledge(self, which: MessageOrId) -> None:
         """Adds the negative acknowledgement of a message, with all its chunks, and tells the hooks. May be called from
         any thread."""
         if self._hooks is not None:
@@ -74,14 +74,14 @@ class AckCollector:
         self._nacked.extend(self.expand_to_all_chunks(which, again=True))
         self._wake()
 
-    def notify_hooks(self, which: Iterable[Pending], *, cumulative: bool) -> None:
+    def notify_hooks(self, which: Iterable[MessageOrId], *, cumulative: bool) -> None:
         """Reports to the hooks that the messages `which` are settled, because the caller acknowledges them in a request
         of its own. `cumulative`: whether each stands for all messages before it, too."""
         if self._hooks is not None:
             for each in which:
                 self._hooks.report_settled(each, CUMULATIVE if cumulative else ACKNOWLEDGE)
 
-    def expand_to_all_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
+    def expand_to_all_chunks(self, which: MessageOrId, *, again: bool = False) -> Iterable[MessageOrId]:
         """Returns the message `which` together with the ids of the other chunks of that message: all chunks are
         acknowledged together or, if `again` is true, redelivered together. The assembler of chunks stops tracking the
         message."""
@@ -102,7 +102,7 @@ class AckCollector:
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
-            core.track(position, now, self.extra_ack_timeout_s(count))
+            core.start_ack_timeout(position, now, self.extra_ack_timeout_s(count))
         if self._acked:
             self._gather_acks()
         while self._nacked:
@@ -138,7 +138,7 @@ class AckCollector:
         if entry is not None:
             core.acknowledge_batch_indexes(entry.position, bits, messages, entry.size)
 
-    def make_ack_group(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
+    def make_ack_group(self, which: Iterable[MessageOrId], *, cumulative: bool) -> AckGroup:
         """Returns the acknowledgements of the messages `which` as one AckGroup, which the caller sends in a request of
         its own. Ends the ack time-outs of their entries. `cumulative`: each of `which` acknowledges all messages up to
         it."""
@@ -146,7 +146,7 @@ class AckCollector:
         self.add_to_tracker(tracker, which, cumulative=cumulative)
         return tracker.take_ack_group()
 
-    def add_to_tracker(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
+    def add_to_tracker(self, tracker: AckTracker, which: Iterable[MessageOrId], *, cumulative: bool) -> None:
         """Adds acknowledgements of the messages `which` to `tracker`; the caller then sends the tracker's group in a
         request of its own. Consecutive messages of the same entry are added in one step. Ends the ack time-outs of the
         entries. `cumulative`: each of `which` acknowledges all messages up to it."""
@@ -189,7 +189,7 @@ def compute_redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_co
         return otherwise
 
 
-def get_ack_coordinates(which: Pending) -> tuple[Position, int, int]:
+def get_ack_coordinates(which: MessageOrId) -> tuple[Position, int, int]:
     """Returns what acknowledges a message: the position of its entry, its batch index (-1: the whole entry), and the
     number of messages in the entry (0: not known)."""
     if isinstance(which, Message):
@@ -218,8 +218,8 @@ def make_consumer_options(
         redeliveries_max=dead_after,
         chunks_pending_max=settings.max_pending_chunked_message,
         chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
-        ordered=settings.consumer_type == ConsumerType.KeyShared or settings.consumer_type in LOG_ORDER,
-        log_order=settings.consumer_type in LOG_ORDER,
+        ordered=settings.consumer_type == ConsumerType.KeyShared or settings.consumer_type in ORDERED_CONSUMER_TYPES,
+        log_order=settings.consumer_type in ORDERED_CONSUMER_TYPES,
         failure_blocks=settings.redelivery_order == "key",
         ends_with_topic=alone,
         debounced=settings.debounce is not None,

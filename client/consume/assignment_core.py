@@ -20,12 +20,12 @@ without `assign`.
 **A member of a pull group** (client/pull_group.py) takes and revokes partitions by such a strategy, as it learns of the
 other members. `GroupMember` decides this without I/O:
 
-    effects = member.on_view(GroupView({"a", "b"}, 8, owners))    Take(3), Revoke(5), …
-    member.on_taken(3), on_busy(3), on_revoked(5), on_lost(4)      the facts that follow
+    effects = member.on_group_view(GroupView({"a", "b"}, 8, owners))    Take(3), Revoke(5), …
+    member.on_taken(3), on_partition_busy(3), on_revoked(5), on_lost(4)      the facts that follow
 
 A view may be wrong: it may lack a member that is reconnecting. So a partition is revoked only when two views, one after
 the other, give it to another member. To take a partition that another member has does no harm, because the broker
-refuses it. A sticky strategy starts from the owners that the brokers report; `wants_owners` returns whether a view
+refuses it. A sticky strategy starts from the owners that the brokers report; `must_ask_owners` returns whether a view
 needs them. When the members stay the same, each soon has its partitions, and no effect follows any more. Guards:
 tests/client/consume/test_assignment_core.py, tests/client/consume/test_group_walk.py."""
 
@@ -35,11 +35,11 @@ import enum
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, TypeAlias
 
-from ..common.checks import NAME, WrongValue, check_parameter, make_whole_number_check, shorten_value
+from ..common.checks import NAME_CHECK, WrongValue, check_parameter, make_whole_number_check, shorten_value
 
 Assignment = dict[str, tuple[int, ...]]
 """Member → its partitions, in order."""
-PARTITIONS = make_whole_number_check(0, 100_000)
+PARTITION_COUNT_CHECK = make_whole_number_check(0, 100_000)
 
 
 def assign_range(members: Collection[str], partitions: int) -> Assignment:
@@ -104,11 +104,11 @@ def _share(place: int, members: int, partitions: int) -> int:
 
 def _check(members: Collection[str], partitions: int) -> list[str]:
     """Returns the members in the order of their names."""
-    check_parameter("partitions", PARTITIONS, partitions)
+    check_parameter("partitions", PARTITION_COUNT_CHECK, partitions)
     if isinstance(members, str | bytes) or not members:
         raise WrongValue(f"members is a list of one or more names, not {shorten_value(members)}")
     for each in members:
-        check_parameter("a member", NAME, each)
+        check_parameter("a member", NAME_CHECK, each)
     if len(set(members)) != len(members):
         raise WrongValue(f"a member is named twice: {shorten_value(sorted(members))}")
     return sorted(members)
@@ -133,26 +133,26 @@ class GroupView(NamedTuple):
     owners: Mapping[str, Collection[int]] | None = None
 
 
-class Take(NamedTuple):
-    """Effect: ask the broker for the partition. The driver then calls `on_taken` or `on_busy`."""
+class TakePartition(NamedTuple):
+    """Effect: ask the broker for the partition. The driver then calls `on_taken` or `on_partition_busy`."""
 
     partition: int
 
 
-class Revoke(NamedTuple):
+class RevokePartition(NamedTuple):
     """Effect: tell the program that it loses the partition, and leave it. The driver then calls `on_revoked`."""
 
     partition: int
 
 
-GroupEffect: TypeAlias = Take | Revoke
-Strategy: TypeAlias = Callable[[Collection[str], int, Mapping[str, Collection[int]]], Assignment]
-STRATEGIES: Mapping[str, Strategy] = {
+GroupEffect: TypeAlias = TakePartition | RevokePartition
+AssignFunction: TypeAlias = Callable[[Collection[str], int, Mapping[str, Collection[int]]], Assignment]
+STRATEGIES: Mapping[str, AssignFunction] = {
     "range": lambda members, partitions, before: assign_range(members, partitions),
     "round_robin": lambda members, partitions, before: assign_round_robin(members, partitions),
     "sticky": assign_sticky,
 }
-OWNERS_EVERY = 10
+OWNERS_REFRESH_VIEWS = 10
 """Views after which the owners are asked again, though nothing seems to change: another member may have decided by an
 old view, and have a partition too many."""
 
@@ -177,18 +177,18 @@ class GroupMember:
         """Returns the partitions into which the broker has let this member."""
         return frozenset(each for each, state in self.states.items() if state is PartitionState.OWNED)
 
-    def wants_owners(self, members: Collection[str], partitions: int) -> bool:
+    def must_ask_owners(self, members: Collection[str], partitions: int) -> bool:
         """Returns whether the next view, with these members and this number of partitions, must have the owners. True
-        only for the sticky strategy: while something changes, and every OWNERS_EVERY views."""
+        only for the sticky strategy: while something changes, and every OWNERS_REFRESH_VIEWS views."""
         if self._strategy != "sticky":
             return False
         same = self._known == (frozenset(members) | {self.name}, partitions)
         is_settled = same and not self._leaving and self._wants == self.owned == frozenset(self.states)
-        return not is_settled or self._calm >= OWNERS_EVERY
+        return not is_settled or self._calm >= OWNERS_REFRESH_VIEWS
 
-    def on_view(self, view: GroupView) -> list[GroupEffect]:
+    def on_group_view(self, view: GroupView) -> list[GroupEffect]:
         """Fact: the member has learned which members there are. Returns the partitions to take and to revoke, as
-        effects; from then on these partitions are TAKING or REVOKING. If `wants_owners` was true, the view must have
+        effects; from then on these partitions are TAKING or REVOKING. If `must_ask_owners` was true, the view must have
         owners."""
         members = frozenset(view.members) | {self.name}
         known, self._known = self._known, (members, view.partitions)
@@ -202,28 +202,28 @@ class GroupMember:
         self._wants = frozenset(STRATEGIES[self._strategy](members, view.partitions, owners)[self.name])
         leaving = self.owned - self._wants
         revoked, self._leaving = leaving & self._leaving, leaving
-        effects: list[GroupEffect] = [Revoke(each) for each in sorted(revoked)]
-        effects += [Take(each) for each in sorted(self._wants - self.states.keys())]
+        effects: list[GroupEffect] = [RevokePartition(each) for each in sorted(revoked)]
+        effects += [TakePartition(each) for each in sorted(self._wants - self.states.keys())]
         for effect in effects:
-            taking = isinstance(effect, Take)
+            taking = isinstance(effect, TakePartition)
             self.states[effect.partition] = PartitionState.TAKING if taking else PartitionState.REVOKING
         return effects
 
-    def on_taken(self, partition: int) -> None:
+    def on_partition_taken(self, partition: int) -> None:
         """Fact: the broker has let the member into the partition."""
         assert self.states[partition] is PartitionState.TAKING, "it was asked for"
         self.states[partition] = PartitionState.OWNED
 
-    def on_busy(self, partition: int) -> None:
+    def on_partition_busy(self, partition: int) -> None:
         """Fact: another member has the partition for which this one asked, or the broker could not be asked. A later
         view takes it again."""
         assert self.states.pop(partition) is PartitionState.TAKING, "it was asked for"
 
-    def on_revoked(self, partition: int) -> None:
+    def on_partition_revoked(self, partition: int) -> None:
         """Fact: the member has left the partition that it was told to revoke."""
         assert self.states.pop(partition) is PartitionState.REVOKING, "it was told to"
 
-    def on_lost(self, partition: int) -> None:
+    def on_partition_lost(self, partition: int) -> None:
         """Fact: the connection of a partition that the member owns was interrupted, so the broker may have let another
         member in. The member no longer owns the partition."""
         assert self.states.pop(partition) is PartitionState.OWNED, "it has it"

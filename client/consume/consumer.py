@@ -36,13 +36,13 @@ from ...proto.names import TopicName, check_subscription_name
 from ...proto.states import Failure
 from ...runtime.tasks import Tasks
 from ..common.checks import (
-    ACKNOWLEDGED,
-    DELAY,
-    EXCEPTION,
+    ACK_ID_CHECKS,
+    DELAY_CHECK,
+    EXCEPTION_CHECK,
     INT64_MAX,
-    PROPERTIES,
-    PUBLISH_TIME,
-    SOUGHT,
+    PROPERTIES_CHECK,
+    PUBLISH_TIME_CHECK,
+    SEEK_ID_CHECKS,
     TIMEOUT_MS,
     ParameterCheck,
     WrongMessageType,
@@ -76,7 +76,7 @@ from ..model.hooks import chain_hooks
 from ..model.message import ActiveConsumerEvents, Message
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart
-from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
+from ..model.settings import ORDERED_CONSUMER_TYPES, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
 from ..produce.entry_writer import check_transaction_argument
 from .acknowledgements import get_ack_coordinates
 from .dead_letters import DeadLetterProducers, describe_error, is_dead_letter
@@ -217,7 +217,7 @@ class PartitionConsumers:
         tasks, answers = Tasks(), dict[PartitionConsumer, wire.Probed | MagnetarError]()
 
         async def ask(each: PartitionConsumer) -> None:
-            answers[each] = await _get_outcome(each.requests.probe())
+            answers[each] = await _get_outcome(each.requests.ask_for_message_now())
 
         asking = asyncio.gather(*(tasks.spawn(ask(each), f"a question of {each.topic}") for each in partitions))
         filled = tasks.spawn(_get_outcome(self.inbox.wait_message(None)), "a wait for a message")
@@ -271,10 +271,10 @@ class PartitionConsumers:
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
-                check_parameters(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
+                check_parameters(SEEK_ID_CHECKS, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
             await _seek(self.all if everywhere else [self.find_consumer_of_message_id(to)], to)
         elif isinstance(to, int) and not isinstance(to, bool):
-            check_parameter("a publish time", PUBLISH_TIME, to)
+            check_parameter("a publish time", PUBLISH_TIME_CHECK, to)
             await _seek(self.all, to)
         else:
             raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shorten_value(to)}")
@@ -353,9 +353,9 @@ class PartitionProgress(NamedTuple):
         return max(0, self.end - self.position)
 
 
-NOTE = ParameterCheck("bytes, at most 1024, or None", (bytes,), lambda note: len(note) <= 1024, True)
-INDEX = make_whole_number_check(0, INT64_MAX)
-PARTITION = ParameterCheck("the number of a partition, the name of a topic, or None", (int, str), optional=True)
+COMMIT_NOTE_CHECK = ParameterCheck("bytes, at most 1024, or None", (bytes,), lambda note: len(note) <= 1024, True)
+INDEX_CHECK = make_whole_number_check(0, INT64_MAX)
+PARTITION_CHECK = ParameterCheck("the number of a partition, the name of a topic, or None", (int, str), optional=True)
 
 
 def timeout_to_seconds(timeout_millis: int | None) -> float | None:
@@ -370,7 +370,7 @@ def timeout_to_seconds(timeout_millis: int | None) -> float | None:
 _LOG = logging.getLogger("magnetar.client")
 
 
-READER_START = {
+NONDURABLE_STARTS = {
     InitialPosition.Latest: ReaderStart(MessageId.latest, False),
     InitialPosition.Earliest: ReaderStart(MessageId.earliest, False),
 }
@@ -488,7 +488,7 @@ class Consumer(ClosedAfterAsyncWith):
         consumer = PartitionConsumer(
             self.connections, name, self._subscription, settings, inbox,
             queue_size=self._partitions.queue_size_per_partition(more), dead_letters=letters,
-            start=None if settings.durable else self._start or READER_START[settings.initial_position],
+            start=None if settings.durable else self._start or NONDURABLE_STARTS[settings.initial_position],
             on_gone=self._gone if settings.existing_only else None,
             hooks=self.hooks,
         )  # fmt: skip
@@ -573,7 +573,7 @@ class Consumer(ClosedAfterAsyncWith):
         held = [each.debounce for each in self.partitions if each.debounce is not None]
         return {
             "partitions": len(self.partitions),
-            "waiting_messages": len(self.inbox.waiting_messages()) + sum(len(each.held) for each in held),
+            "waiting_messages": len(self.inbox.waiting_messages()) + sum(len(each.held_messages) for each in held),
             "delivered_messages": sum(each.core.delivered for each in self.partitions),
             "delivered_bytes": sum(each.core.delivered_bytes for each in self.partitions),
             "acknowledgements": sum(each.acks.acknowledged for each in self.partitions),
@@ -728,7 +728,7 @@ class Consumer(ClosedAfterAsyncWith):
         if not isinstance(which, MessageId):
             raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shorten_value(which)}")
         (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
-        check_parameters(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
+        check_parameters(ACK_ID_CHECKS, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
         return self._partitions.find_consumer_of_message_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
@@ -767,7 +767,7 @@ class Consumer(ClosedAfterAsyncWith):
         """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. Raises InvalidMessage if
         this consumer did not receive the message. May be called from any thread."""
         if error is not None:
-            check_parameter("error", EXCEPTION, error)
+            check_parameter("error", EXCEPTION_CHECK, error)
             self.record_error(which, error)
         self.consumer_of(which).acks.negative_acknowledge(which)
 
@@ -854,7 +854,7 @@ class Consumer(ClosedAfterAsyncWith):
             raise CumulativeAcknowledgementNotAllowedError(
                 "with debounce the messages before one may not have been received yet: acknowledge single messages"
             )
-        if self.settings.consumer_type not in LOG_ORDER:
+        if self.settings.consumer_type not in ORDERED_CONSUMER_TYPES:
             raise CumulativeAcknowledgementNotAllowedError(
                 f"a {self.settings.consumer_type!s} subscription has no order: acknowledge single messages"
             )
@@ -903,12 +903,12 @@ class Consumer(ClosedAfterAsyncWith):
         Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
         itself. If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then."""
         check_parameter("message", make_instance_check(Message, optional=False), message)
-        check_parameter("delay", DELAY, delay)
-        check_parameter("properties", PROPERTIES, properties)
+        check_parameter("delay", DELAY_CHECK, delay)
+        check_parameter("properties", PROPERTIES_CHECK, properties)
         topic = self.consumer_of(message).topic
         if is_dead_letter(message):
             raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")
-        check_parameter("error", EXCEPTION, error)
+        check_parameter("error", EXCEPTION_CHECK, error)
         failure = self._describe(error) if error is not None else None
         await self._dead_letters.find_retry_producer(topic).reconsume_later(message, delay, properties, failure)
 
@@ -937,8 +937,8 @@ class Consumer(ClosedAfterAsyncWith):
         is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Raises
         InvalidConfiguration if the consumer has no such partition. Returns when the broker has moved the
         subscription."""
-        check_parameter("index", INDEX, index)
-        check_parameter("partition", PARTITION, partition)
+        check_parameter("index", INDEX_CHECK, index)
+        check_parameter("partition", PARTITION_CHECK, partition)
         await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
 
     async def commit(self, index: int, note: bytes | None = None, *, partition: int | str | None = None) -> None:
@@ -952,9 +952,9 @@ class Consumer(ClosedAfterAsyncWith):
         Raises InvalidConfiguration for an index after the end of the topic; CumulativeAcknowledgementNotAllowedError
         for Shared and KeyShared; NotAllowedError for a Failover consumer that is not active, and for a note of a
         subscription that is not durable; ConnectError if the subscription is moved during the commit."""
-        check_parameter("index", INDEX, index)
-        check_parameter("note", NOTE, note)
-        check_parameter("partition", PARTITION, partition)
+        check_parameter("index", INDEX_CHECK, index)
+        check_parameter("note", COMMIT_NOTE_CHECK, note)
+        check_parameter("partition", PARTITION_CHECK, partition)
         self._check_cumulative()
         await run_translating_errors(self._partitions.find_partition(partition).requests.commit(index, note or b""))
 
@@ -996,7 +996,11 @@ class Consumer(ClosedAfterAsyncWith):
         partition, and keeps those that this consumer has; call `assign` again when the other has left. So no two
         consumers commit for one partition at the same time."""
         wanted = check_partitions(partitions)
-        if self.settings.consumer_type not in LOG_ORDER or self._single_topic is None or self.settings.enable_retry:
+        if (
+            self.settings.consumer_type not in ORDERED_CONSUMER_TYPES
+            or self._single_topic is None
+            or self.settings.enable_retry
+        ):
             raise OperationNotSupported("partitions are assigned to an Exclusive or Failover consumer of one topic")
         async with self._assigning:
             self._partitions.stop_watching()

@@ -55,7 +55,7 @@ from datetime import timedelta
 from traceback import format_exception
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import Encrypt
+from ...proto.entry import EncryptFunction
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, MagnetarError
 from ...proto.expiry import make_dead_letter_properties
@@ -88,14 +88,14 @@ from ..model.composite_schemas import PreEncodedSchema
 from ..model.hooks import HookChain
 from ..model.message import CiphertextMessage, Message
 from ..model.schema import BytesSchema
-from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
+from ..model.settings import ORDERED_CONSUMER_TYPES, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
 from ..produce.producer import Producer
 
 _LOG = logging.getLogger("magnetar.client")
 
 DEFAULT_MAX_RECONSUME_TIMES = 16
-TIMES_DIGITS_MAX = 9
-RETRY_PAUSE_S = 1.0
+RECONSUME_DIGITS_MAX = 9
+DEAD_LETTER_RETRY_S = 1.0
 """Seconds between two attempts to publish a dead letter."""
 
 _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
@@ -111,7 +111,7 @@ def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPol
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
-    if policy is not None and settings.consumer_type in LOG_ORDER:
+    if policy is not None and settings.consumer_type in ORDERED_CONSUMER_TYPES:
         raise WrongValue(
             f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type!s}"
         )
@@ -132,7 +132,7 @@ def parse_reconsume_count(told: str) -> int:
     """Returns the number in `told`, the value of the message property RECONSUMETIMES: how often the message was passed
     to `reconsume_later`. Returns 0 for a text that is not a plain number, because another program may use that property
     for anything else."""
-    return (parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
+    return (parse_number(told) or 0) if len(told) <= RECONSUME_DIGITS_MAX else 0
 
 
 def is_dead_letter(message: Message) -> bool:
@@ -183,7 +183,7 @@ def copy_ciphertext(message: CiphertextMessage, properties: dict[str, str]) -> O
     return _copy(message, properties, keep_encrypted)
 
 
-def _copy(message: Message, properties: dict[str, str], encrypt: Encrypt | None) -> OutgoingMessage:
+def _copy(message: Message, properties: dict[str, str], encrypt: EncryptFunction | None) -> OutgoingMessage:
     fields = message.fields
     return OutgoingMessage(
         message.data(),
@@ -221,7 +221,7 @@ def describe_error(error: BaseException, consumer: str, *, traceback: bool) -> F
         text = f"a {name} that cannot be printed"
     where = "".join(format_exception(error)) if traceback else ""
     plain = [part.encode(errors="backslashreplace").decode() for part in (name, text, where, consumer)]
-    return Failure(*plain).bounded()
+    return Failure(*plain).cut_long_texts()
 
 
 class DeadLetterProducer:
@@ -269,7 +269,7 @@ class DeadLetterProducer:
                     _LOG.warning("%s: %r is not a dead letter yet: %s", self.dead_letter_topic, message, error)
                 except Exception:
                     _LOG.exception("%s: %r is not a dead letter yet", self.dead_letter_topic, message)
-                await asyncio.sleep(RETRY_PAUSE_S)
+                await asyncio.sleep(DEAD_LETTER_RETRY_S)
             if message.permits:
                 message.entry.consumer.on_taken(message)
 

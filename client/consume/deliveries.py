@@ -26,7 +26,7 @@ from typing import Any
 from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
 from ...proto.entry import (
-    Encrypt,
+    EncryptFunction,
     EntryHeader,
     EqualLengthPayloads,
     count_declared_messages,
@@ -45,7 +45,7 @@ from ...proto.filters import Filter, parse_filter
 from ...proto.names import REDRIVEN_TO, Position, compute_key_slot, parse_redriven_to
 from ...proto.states import Failure
 from ..common.errors import CryptoError
-from ..common.rate_limits import LARGE_BYTES, ReceiveMemoryLimit
+from ..common.rate_limits import LARGE_ENTRY_BYTES, ReceiveMemoryLimit
 from ..core.consumer import ConsumerCore
 from ..core.effects import (
     ConsumerEffect,
@@ -56,7 +56,7 @@ from ..core.effects import (
     SendAcks,
     SendSeekRequest,
 )
-from ..core.redelivery import WHOLE, AckGroup, EntrySets
+from ..core.redelivery import WHOLE_ENTRY, AckGroup, EntrySets
 from ..model.encryption import Decryptor
 from ..model.message import CiphertextMessage, DamagedMessage, Message, ReceivedEntry, ReceivingConsumer
 from ..model.message_id import MessageId
@@ -67,10 +67,10 @@ from .dead_letters import DeadLetterProducer, is_dead_letter
 _LOG = logging.getLogger("magnetar.client")
 _tuple = tuple.__new__
 """Makes a Position for each entry in half the time of the constructor of the named tuple."""
-SLOTS_KNOWN_MAX = 65_536
+ENTRY_SLOTS_MAX = 65_536
 """Most entries whose key slots are remembered. A failed entry whose keys are forgotten blocks no other entry in the
 client; the broker still blocks its keys."""
-SAY_EVERY_S = 10.0
+DECRYPT_LOG_EVERY_S = 10.0
 """Seconds between two log lines that report entries of one partition that cannot be decrypted."""
 
 
@@ -215,7 +215,7 @@ class DeliveredEntries:
             self._memory.decompressed_bytes -= freed
 
     # ------------------------------------------------------------------------------ where a reader begins
-    def make_copy_encryptor(self, metadata: MessageMetadata) -> Encrypt | None:
+    def make_copy_encryptor(self, metadata: MessageMetadata) -> EncryptFunction | None:
         """Returns a function that encrypts a copy of a received message, so that the readers of the message can read
         the copy. Returns None if the message was not encrypted. Raises CryptoError if the message cannot be
         decrypted."""
@@ -262,7 +262,7 @@ class DeliveredEntries:
                 self._consumer, entry, position, self.start, redelivered, acked, self._decryptor, self._has_room
             )
             if body is not None and core.has_withheld_entries:
-                core.release(position)
+                core.release_withheld(position)
             received.stream = core.permits.stream
             received.broker_clock_ms = clock_ms if self._durable else None
             if wanted is None:
@@ -294,7 +294,7 @@ class DeliveredEntries:
             return ()
         wanted[-1].permits = received.charged  # free when the last message is taken
         if self._permits_of_each or wanted[0].entry.broker_clock_ms is not None:  # each is asked about when it is taken
-            divide_permits(received, wanted)
+            assign_permits_to_messages(received, wanted)
         if self.slots is not None:
             self._record_slots(self.slots, wanted[0].entry, keyed)
         first = wanted[0]
@@ -314,7 +314,7 @@ class DeliveredEntries:
                 return ()
             first = wanted[0]
         core.delivered += len(wanted)
-        if size >= LARGE_BYTES:
+        if size >= LARGE_ENTRY_BYTES:
             first.entry.unfolded = size
             self._unfolded += size
             self._memory.decompressed_bytes += size
@@ -331,7 +331,7 @@ class DeliveredEntries:
         position, bit, moving = dead.entry.position, 1 << dead.batch_index, self._core.moving_bits
         moving[position] = moving.get(position, 0) | bit
         moved[position] = moved.pop(position, 0) | bit
-        if len(moved) > SLOTS_KNOWN_MAX:
+        if len(moved) > ENTRY_SLOTS_MAX:
             moved.popitem(last=False)
 
     def _without_moved(self, received: ReceivedEntry, wanted: list[Message], moved: int) -> list[Message]:
@@ -354,7 +354,7 @@ class DeliveredEntries:
         else:
             keys = {key_of_single_message(metadata)}
         slots[received.position] = frozenset(compute_key_slot(key) for key in keys if key is not None)
-        if len(slots) > SLOTS_KNOWN_MAX:
+        if len(slots) > ENTRY_SLOTS_MAX:
             slots.popitem(last=False)
 
     def make_blocked_filter(self, failed: Collection[Position]) -> Callable[[Message], bool]:
@@ -392,7 +392,7 @@ class DeliveredEntries:
         application, if any. A chunk is handled like any other entry."""
         action, core, header = self._settings.crypto_failure_action, self._core, received.header
         now = self._clock()
-        if now - self._crypto_said >= SAY_EVERY_S:
+        if now - self._crypto_said >= DECRYPT_LOG_EVERY_S:
             self._crypto_said = now
             _LOG.error(
                 "%s: entry %s is not decrypted: %s; what becomes of such entries: %s",
@@ -503,7 +503,11 @@ def decode_messages(
     DecompressionDeferred if `has_room` returned False."""
     index, published_ms, start_at = parse_broker_part(entry)
     header = EntryHeader(*parse_checked_head(entry, start_at))
-    if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(decompressed_bytes(header)):
+    if (
+        has_room is not None
+        and header.uncompressed_size >= LARGE_ENTRY_BYTES
+        and not has_room(decompressed_bytes(header))
+    ):
         raise DecompressionDeferred
     received = ReceivedEntry(consumer, header, position, index, redelivered)
     received.published_ms = published_ms
@@ -563,7 +567,7 @@ def find_removed_by_compaction(received: ReceivedEntry, messages: Sequence[Messa
     ]  # fmt: skip
 
 
-def divide_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
+def assign_permits_to_messages(received: ReceivedEntry, wanted: list[Message]) -> None:
     """Divides the permits of an entry among its messages `wanted`; each message frees its part when the application
     receives it. Each message gets one permit, and the last message also gets those of the entry's other messages."""
     for message in wanted[:-1]:
@@ -575,12 +579,12 @@ def divide_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
 # The wire form of the effects of a consumer's core: the kinds of ClientFrames, in order.
 
 
-ACK_BYTES = 128 << 10
+ACK_REQUEST_BYTES_MAX = 128 << 10
 """Most bytes of one acknowledge request: a quarter of the broker's limit (runtime/network.py `REQUEST_BYTES_MAX`)."""
 
 
 NO_FAILURES: Mapping[Position, Failure] = {}
-FAILURES_BYTES = 64 << 10
+FAILURES_BYTES_MAX = 64 << 10
 """Most bytes of the failures in one request; of the others the broker learns nothing."""
 
 
@@ -607,8 +611,8 @@ def make_client_frames(
 
 
 def _find_failures(entries: EntrySets, failures: Mapping[Position, Failure]) -> Iterator[wire.Failure]:
-    """Yields why these entries are given back, the latest first, up to FAILURES_BYTES."""
-    left = FAILURES_BYTES
+    """Yields why these entries are given back, the latest first, up to FAILURES_BYTES_MAX."""
+    left = FAILURES_BYTES_MAX
     for (ledger_id, entry_id), failure in reversed(list(failures.items())):
         if ledger_id in entries and entry_id in entries[ledger_id]:
             told = wire.Failure(ledger_id=ledger_id, entry_id=entry_id, **failure._asdict())
@@ -633,13 +637,13 @@ def _seek(request_id: int, to: SeekTarget, *, exact: bool, inclusive: bool) -> w
 
 
 def make_ack_requests(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
-    """Returns the acknowledge requests that send the acknowledgements of `group`, in order, each of about ACK_BYTES at
-    most; none if the group is empty. Only the last has `request_id`, and is answered."""
+    """Returns the acknowledge requests that send the acknowledgements of `group`, in order, each of about
+    ACK_REQUEST_BYTES_MAX at most; none if the group is empty. Only the last has `request_id`, and is answered."""
     acks: list[wire.Ack] = []
     if group.cumulative is not None:
         (ledger_id, entry_id), last = group.cumulative
         entry = wire.AckedEntry(
-            ledger_id=ledger_id, entry_id=entry_id, batch_indexes=() if last == WHOLE else (last,)
+            ledger_id=ledger_id, entry_id=entry_id, batch_indexes=() if last == WHOLE_ENTRY else (last,)
         )
         acks.append(wire.Ack(kind=wire.Ack.CUMULATIVE, entries=[entry]))
     if group.whole or group.parts:
@@ -666,7 +670,7 @@ def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iter
     every: list[wire.AckedEntry | wire.EntrySet] = [*parts, *sets]
     for each in every:
         more = each.ByteSize() + 8
-        if size and size + more > ACK_BYTES:
+        if size and size + more > ACK_REQUEST_BYTES_MAX:
             yield ack
             ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
         if isinstance(each, wire.AckedEntry):

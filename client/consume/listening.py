@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 from ...proto.entry import get_routing_key
 from ...runtime.tasks import Tasks, Worker
 from ..common.checks import (
-    FUNCTION,
-    YES_OR_NO,
+    BOOLEAN_CHECK,
+    FUNCTION_CHECK,
     ParameterCheck,
     WrongType,
     WrongValue,
@@ -41,7 +41,14 @@ from ..common.checks import (
 )
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException
 from ..common.loggers import ignore_error, is_cancelled, log_foreign_error, run_logging_errors
-from ..common.rate_limits import LOOK_S, RATE, SECONDS, AsyncRateLimiter, CircuitBreaker, SharedRateLimiter
+from ..common.rate_limits import (
+    RATE_CHECK,
+    RATE_POLL_S,
+    SECONDS_CHECK,
+    AsyncRateLimiter,
+    CircuitBreaker,
+    SharedRateLimiter,
+)
 from ..core.levels import LevelQueues
 from ..core.listening import KeyQueues
 from ..model.message import DamagedMessage, Message
@@ -51,13 +58,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.client")
 
-SLOW_S = 60.0
+SLOW_HANDLER_S = 60.0
 """Seconds after which a running handler is a warning of the log: STUCK_KEY_S of broker/session/summaries.py."""
-STOP_S = 30.0
+LISTENER_STOP_S = 30.0
 """Seconds that handlers have to end when their listener is stopped, by default."""
-ANY_NUMBER = 1 << 30
-ORDERS = ("key", "partition", "none")
-ORDER = ParameterCheck("key, partition or none", (str,), lambda text: text in ORDERS)
+UNBOUNDED_BATCH = 1 << 30
+LISTENER_ORDERS = ("key", "partition", "none")
+ORDER_CHECK = ParameterCheck("key, partition or none", (str,), lambda text: text in LISTENER_ORDERS)
 
 Handler = Callable[[Message], Any]
 
@@ -72,21 +79,21 @@ class ListenOptions:
     rate: float | SharedRateLimiter | None = None
     breaker: CircuitBreaker | None = None
     acknowledge: bool = True
-    stop_timeout: float = STOP_S
+    stop_timeout: float = LISTENER_STOP_S
     batch: int = 0  # messages of a batch; 0: one message each
     wait_s: float = 0.0  # for more messages of a batch, after its first
 
     def check(self, function: object) -> None:
         """Raises InvalidConfiguration if an option is wrong, or does not fit `function`, the handler."""
-        check_parameter("function", FUNCTION, function)
+        check_parameter("function", FUNCTION_CHECK, function)
         check_parameter("concurrency", make_whole_number_check(1, 10_000), self.concurrency)
-        check_parameter("order", ORDER, self.order)
+        check_parameter("order", ORDER_CHECK, self.order)
         check_parameter("threads", make_whole_number_check(1, 1000, optional=True), self.threads)
         if not isinstance(self.rate, SharedRateLimiter):
-            check_parameter("rate", RATE._replace(optional=True), self.rate)
+            check_parameter("rate", RATE_CHECK._replace(optional=True), self.rate)
         check_parameter("breaker", make_instance_check(CircuitBreaker), self.breaker)
-        check_parameter("acknowledge", YES_OR_NO, self.acknowledge)
-        check_parameter("stop_timeout", SECONDS._replace(optional=False), self.stop_timeout)
+        check_parameter("acknowledge", BOOLEAN_CHECK, self.acknowledge)
+        check_parameter("stop_timeout", SECONDS_CHECK._replace(optional=False), self.stop_timeout)
         if is_coroutine_function(function) and self.threads is not None:
             raise WrongValue("a coroutine function runs in the event loop: threads are for plain functions")
 
@@ -135,7 +142,7 @@ class Listening:
         self._concurrency = options.concurrency
         if not self._in_loop and options.threads is not None:
             self._concurrency = min(options.threads, options.concurrency)
-        self._queues = self._make_queues(ANY_NUMBER if options.batch else self._concurrency)
+        self._queues = self._make_queues(UNBOUNDED_BATCH if options.batch else self._concurrency)
         rate = options.rate
         self._limiter = AsyncRateLimiter(rate, clock=self._now) if isinstance(rate, int | float) else rate
         self._counted = ListenerStatistics()
@@ -158,7 +165,7 @@ class Listening:
     def _make_queues(self, concurrency: int) -> KeyQueues[Message]:
         waiting = self._inbox.messages
         if isinstance(waiting, LevelQueues):  # what is sorted by key is drawn by level: the inbox is drained at once
-            return KeyQueues(concurrency, waiting.derive(lambda item: item.value))
+            return KeyQueues(concurrency, waiting.make_queues_for(lambda item: item.value))
         return KeyQueues(concurrency)
 
     # ------------------------------------------------------------------------------ from the receiver queue
@@ -189,14 +196,14 @@ class Listening:
             self._batch_due = self._now() + self._options.wait_s
         while (message := self._inbox.pop_nowait()) is not None:
             if isinstance(message, DamagedMessage):
-                self._inbox.count_taken(message)  # raises its error
-            elif message.entry.broker_clock_ms is not None and message.entry.consumer.drop_if_expired(message):
-                self._inbox.count_taken(message)  # what expires later is with the listener
-            elif not queues.add(place_of_message(message), self._key_of(message), message):
+                self._inbox.free_popped_permits(message)  # raises its error
+            elif message.entry.broker_clock_ms is not None and message.entry.consumer.acknowledge_if_expired(message):
+                self._inbox.free_popped_permits(message)  # what expires later is with the listener
+            elif not queues.add(identify_message(message), self._key_of(message), message):
                 self._counted.repeated += 1  # its permits are free; the one that it repeats settles both
-                self._inbox.count_taken(message)
+                self._inbox.free_popped_permits(message)
             elif len(queues) <= batch:  # a batch may be larger than the receiver queue
-                self._inbox.count_taken(message)
+                self._inbox.free_popped_permits(message)
 
     def _key_of(self, message: Message) -> Hashable | None:
         order, consumer = self._options.order, message.entry.consumer
@@ -237,7 +244,7 @@ class Listening:
         return ticket
 
     def _begin_later(self, delay_s: float) -> None:
-        delay_s = min(delay_s, LOOK_S)
+        delay_s = min(delay_s, RATE_POLL_S)
         due = self._now() + delay_s
         if self._gate is not None:
             if self._gate_due <= due:
@@ -255,7 +262,7 @@ class Listening:
         self._calls[call] = None
         call.task = self._tasks.spawn(self._handle(call), "handler of a message")
         if self._look is None:
-            self._look_later(SLOW_S)
+            self._look_later(SLOW_HANDLER_S)
 
     def _begin_batches(self) -> None:
         """Begins all batches that are full, or whose time has come."""
@@ -295,7 +302,7 @@ class Listening:
         what the function raises."""
         tracing = self._consumer.tracing
         for message in messages:
-            self._inbox.count_taken(message)
+            self._inbox.free_popped_permits(message)
         if self._consumer.settings.schema.by_writer:
             for message in messages:
                 await message.fetch_writer_schema()
@@ -376,7 +383,7 @@ class Listening:
             else:
                 breaker.end_call(call.ticket, error)
         for message in call.messages:
-            self._queues.finish(place_of_message(message))
+            self._queues.finish(identify_message(message))
         self._begin_ready()
         self._end_if_idle()
 
@@ -388,7 +395,7 @@ class Listening:
         """Warns of each handler that has run for SLOW_S, and looks again when the next one has."""
         self._look, now, following = None, self._now(), inf
         for call in self._calls:
-            left_s = call.began + SLOW_S - now
+            left_s = call.began + SLOW_HANDLER_S - now
             if left_s > 0:
                 following = min(following, left_s)
             elif not call.is_slow:
@@ -425,7 +432,7 @@ class Listening:
         receiver queue. Running handlers have `timeout` seconds (None: `stop_timeout`) to end. Then coroutines are
         cancelled, and their messages are delivered again; handlers in threads go on. May be called again. If the call
         is cancelled, ends the listener at once."""
-        check_parameter("timeout", SECONDS, timeout)
+        check_parameter("timeout", SECONDS_CHECK, timeout)
         self._stop_feeding()
         try:
             limit_s = self._options.stop_timeout if timeout is None else timeout
@@ -448,7 +455,7 @@ class Listening:
         self._feeding.cancel()
         if self._inbox.sorted is self._queues:
             self._inbox.sorted = None
-            self._inbox.restore(self._queues.discard(lambda _: True))
+            self._inbox.restore_popped(self._queues.discard(lambda _: True))
 
     async def _cancel_all(self) -> None:
         running = [call.task for call in self._calls if call.task is not None]
@@ -493,7 +500,7 @@ _CLOSING = Tasks()
 """Ends of threads, which may come after that of their listener."""
 
 
-def place_of_message(message: Message) -> Hashable:
+def identify_message(message: Message) -> Hashable:
     """Returns what identifies a message among all that a consumer receives: all deliveries of one message have the
     same."""
     return message.entry.consumer, message.entry.position, message.batch_index
@@ -526,7 +533,7 @@ def check_batch_results(found: object, messages: list[Message]) -> Sequence[obje
 
 def check_batch_parameters(max: int, wait: float) -> None:
     check_parameter("max", make_whole_number_check(1, 1_000_000), max)
-    check_parameter("wait", SECONDS._replace(optional=False), wait)
+    check_parameter("wait", SECONDS_CHECK._replace(optional=False), wait)
 
 
 def begin_listening(consumer: Consumer, function: Callable[[Any], Any], options: ListenOptions) -> Listening:

@@ -18,16 +18,16 @@ from typing import Any
 from pyroaring import BitMap
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import Encrypt
-from ...proto.errors import SAYS_LAST, MagnetarError, from_wire
-from ...proto.expiry import EXPIRES_AT, parse_expires_at
+from ...proto.entry import EncryptFunction
+from ...proto.errors import AWAITS_LAST_ACKS, MagnetarError, from_wire
+from ...proto.expiry import EXPIRES_AT_PROPERTY, parse_expires_at
 from ...proto.names import Position, TopicName
 from ...proto.states import Failure
 from ..common.closing import DueTimer
 from ..common.errors import AlreadyClosed, OperationNotSupported, PulsarException, translate_error
 from ..common.rate_limits import ReceiveMemoryClaim
 from ..connect.attachment import Attachment, make_subscribe_frame
-from ..connect.broker_stream import CLOSE
+from ..connect.broker_stream import CLOSE_REQUEST_ID
 from ..connect.connections import Connections, TopicSchemaCache
 from ..core.consumer import ConsumerCore
 from ..core.debounce import Debounce, KeyedMessage
@@ -43,21 +43,21 @@ from ..core.effects import (
     ReportSeekDone,
     RequestRedelivery,
 )
-from ..core.redelivery import DuplicateFilter, EntrySets, Place
+from ..core.redelivery import DuplicateFilter, EntrySets, MessagePlace
 from ..model.hooks import CLOSED, MOVED, HookChain
 from ..model.message import DamagedMessage, Message
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
-from .acknowledgements import AckCollector, Pending, get_ack_coordinates, make_consumer_options
+from .acknowledgements import AckCollector, MessageOrId, get_ack_coordinates, make_consumer_options
 from .dead_letters import DeadLetterProducer
 from .deliveries import DeliveredEntries, make_client_frames
 from .receiver_queue import ConsumerRequests, ReceiverQueue
 from .transactional_acks import ClientTransactionalAcks
 
 _LOG = logging.getLogger("magnetar.client")
-FAILURES_MAX = 1000
+REMEMBERED_FAILURES_MAX = 1000
 """Entries of a partition of which is remembered why they were given back: 4 MB at most."""
 
 
@@ -162,19 +162,19 @@ class PartitionConsumer:
         with self._failures_lock:
             self._failures.pop(position, None)
             self._failures[position] = failure
-            if len(self._failures) > FAILURES_MAX:
+            if len(self._failures) > REMEMBERED_FAILURES_MAX:
                 del self._failures[next(iter(self._failures))]
 
     def find_failure(self, message: Message) -> Failure | None:
         """Returns why a message of the same entry was given back last; None if that is not known."""
         return self._failures.get(message.entry.position)
 
-    def drop_if_expired(self, message: Message) -> bool:
+    def acknowledge_if_expired(self, message: Message) -> bool:
         """Returns whether the message has expired since it was delivered; if so, acknowledges and counts the message.
         The time is that of the broker's clock at the delivery, and what has passed here since. With `is_read_compacted`
         a tombstone does not expire: its key is deleted for ever."""
         offset_ms = message.entry.broker_clock_ms
-        at_ms = parse_expires_at(message.properties().get(EXPIRES_AT)) if offset_ms is not None else 0
+        at_ms = parse_expires_at(message.properties().get(EXPIRES_AT_PROPERTY)) if offset_ms is not None else 0
         if not at_ms or offset_ms is None or at_ms > offset_ms + 1000 * self._now():
             return False
         if self._settings.is_read_compacted and (message.fields.null_value or not message.payload):
@@ -200,11 +200,11 @@ class PartitionConsumer:
         self.acks.flush()
         self._do(self.core.send_last_acks())
 
-    def acknowledge(self, which: Pending) -> None:
+    def acknowledge(self, which: MessageOrId) -> None:
         """Acknowledges a message, with all its chunks; sent with the next group. May be called from any thread."""
         self.acks.acknowledge(which)
 
-    def make_copy_encryptor(self, message: Message) -> Encrypt | None:
+    def make_copy_encryptor(self, message: Message) -> EncryptFunction | None:
         """Returns the function that encrypts a copy of the message for the same readers; None if the message was not
         encrypted. Raises CryptoError if the message cannot be decrypted."""
         return self.deliveries.make_copy_encryptor(message.entry.header.metadata)
@@ -257,7 +257,7 @@ class PartitionConsumer:
                 messages, dropped = self._without_repeated(core.repeats, messages)
                 hidden += dropped
             if messages:
-                core.repeats.on_messages_queued(find_place_of_received_message(messages[-1]))
+                core.repeats.on_messages_queued(get_message_place(messages[-1]))
         if messages and self.debounce is not None:
             messages, dropped = self._without_superseded(self.debounce, messages)
             hidden += dropped
@@ -273,13 +273,13 @@ class PartitionConsumer:
 
     def _without_repeated(self, repeats: DuplicateFilter, messages: list[Message]) -> tuple[list[Message], int]:
         """Returns the messages that the application does not have, and the permits of the others."""
-        until = repeats.find_end_of_repeats(find_place_of_received_message(messages[0]))
+        until = repeats.find_end_of_repeats(get_message_place(messages[0]))
         if until is None:
             return messages, 0
         dropped = 0
         shown: list[Message] = []
         for message in messages:
-            if find_place_of_received_message(message) >= until:
+            if get_message_place(message) >= until:
                 shown.append(message)
                 continue
             dropped += message.permits
@@ -311,7 +311,7 @@ class PartitionConsumer:
 
     def _rare(self, kind: str | None, frame: wire.ServerFrame) -> None:
         match kind:
-            case "done" if frame.done.request_id == CLOSE:
+            case "done" if frame.done.request_id == CLOSE_REQUEST_ID:
                 self._attachment.on_closed()
             case "done":
                 done = frame.done
@@ -347,7 +347,7 @@ class PartitionConsumer:
                     self.requests.discard_unsent_acks()
                     self.deliveries.clear_dead_lettered_messages()
                     self.core.reset_duplicate_filter()
-                elif SAYS_LAST in error.fields:
+                elif AWAITS_LAST_ACKS in error.fields:
                     self.acks.flush()
                     self._do(self.core.send_last_acks())
                     self._attachment.send_close_frame()
@@ -405,7 +405,7 @@ class PartitionConsumer:
                     self.requests.answer(request_id, error, result)
                 case ReportSeekDone(to):
                     if self._hooks is not None:
-                        self._hooks.report_all_unsettleable(MOVED)
+                        self._hooks.report_settling_ended(MOVED)
                     self.acks.clear()
                     self._starts_at_ms = 0
                     self.deliveries.on_cursor_moved(to)
@@ -439,7 +439,7 @@ class PartitionConsumer:
 
         freed = self._inbox.discard_matching_messages(unwanted)
         if dropped and self.core.repeats is not None:
-            self.core.repeats.on_reading_restarted(min(map(find_place_of_received_message, dropped)))
+            self.core.repeats.on_reading_restarted(min(map(get_message_place, dropped)))
         return freed + sum(message.permits for message in held)
 
     def _drop_lost(self) -> int:
@@ -456,15 +456,15 @@ class PartitionConsumer:
         ones were taken before it: a listener takes them by their keys, and debounce holds some back. Those that were
         taken after it come again."""
         taken, waiting = self.core.last_taken, self._waiting_messages()
-        first = min(waiting, key=find_place_of_received_message, default=None)
+        first = min(waiting, key=get_message_place, default=None)
         if taken is not None and first is not None:
             ledger_id, entry_id = taken.position()
-            if find_place_of_received_message(first) < (ledger_id, entry_id, taken.batch_index()):
+            if get_message_place(first) < (ledger_id, entry_id, taken.batch_index()):
                 self.on_message_put_back(first)
 
     def _waiting_messages(self) -> list[Message]:
         """Returns the messages that the application has not received: in the receiver queue, and held by debounce."""
-        held = self.debounce.held if self.debounce is not None else ()
+        held = self.debounce.held_messages if self.debounce is not None else ()
         return [each for each in (*self._inbox.waiting_messages(), *held) if each.entry.consumer is self]
 
     def _drop_after(self, failed: Collection[Position]) -> None:
@@ -476,7 +476,7 @@ class PartitionConsumer:
             self._do(self.core.on_entries_dropped(freed))
 
     # ------------------------------------------------------------------------------ in the loop
-    def acknowledge_cumulative(self, which: Pending) -> None:
+    def acknowledge_cumulative(self, which: MessageOrId) -> None:
         """Acknowledges the message and all messages before it in the partition. Must be called in the event loop."""
         self.acks.flush()
         self.acks.notify_hooks((which,), cumulative=True)
@@ -484,7 +484,7 @@ class PartitionConsumer:
         self.core.acknowledge_cumulative(*get_ack_coordinates(which))
         self._turn()
 
-    def send_now(self) -> None:
+    def send_waiting_now(self) -> None:
         """Sends the acknowledgements that wait for their group, because a transaction with acknowledgements of this
         consumer commits. (Those of the transaction itself are sent at the end of the loop's turn anyway.)"""
         self._turn()
@@ -574,7 +574,7 @@ class PartitionConsumer:
         self._attachment.stop()
         self._attachment.close_at_broker()
         if self._hooks is not None:
-            self._hooks.report_all_unsettleable(CLOSED)
+            self._hooks.report_settling_ended(CLOSED)
         self._claim.release()
         self.deliveries.discard_waiting_entries()
         self.requests.notify_state_changed()
@@ -601,7 +601,7 @@ class PartitionConsumer:
             self._finish(AlreadyClosed("the consumer is closed"))
 
 
-def find_place_of_received_message(message: Message) -> Place:
+def get_message_place(message: Message) -> MessagePlace:
     """Returns the place of the message in the log."""
     entry = message.entry
     return entry.ledger_id, entry.entry_id, message.batch_index
@@ -610,4 +610,4 @@ def find_place_of_received_message(message: Message) -> Place:
 def _keyed(message: Message) -> KeyedMessage[Message]:
     """Returns the message with what decides whether it is superseded. One that cannot be read has no key."""
     key = message.partition_key() if type(message) is Message and message.fields.HasField("partition_key") else None
-    return KeyedMessage(message, find_place_of_received_message(message), key, message.entry.published_ms)
+    return KeyedMessage(message, get_message_place(message), key, message.entry.published_ms)

@@ -40,7 +40,7 @@ from ...runtime.files import Files
 from ...runtime.network import find_rpc
 from ...runtime.tasks import Workers
 from ..common.checks import (
-    SECONDS,
+    SECONDS_CHECK,
     TEXT_OR_NONE,
     ParameterCheck,
     WrongValue,
@@ -66,20 +66,20 @@ from ..core.effects import SeekIndex
 from ..model.message import CiphertextMessage, Message, read_filter_field
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings
-from .consumer import INDEX, PartitionProgress
+from .consumer import INDEX_CHECK, PartitionProgress
 from .partition_consumer import PartitionConsumer
 from .ranges import Reader
 from .receiver_queue import fetch_writer_schemas
 
-LOOKED_AT_MAX = 10_000
+SCANNED_MESSAGES_MAX = 10_000
 """Most messages that one pull looks at while its filter wants none: then it returns, with the index to go on at."""
-MESSAGES = make_whole_number_check(1, 1_000_000)
-BYTES = make_whole_number_check(1)
-PULL_TIMEOUT = SECONDS._replace(
-    allowed_text="a number of seconds, 0 or more", fits=lambda value: value == 0 or SECONDS.fits(value)
+MESSAGES_CHECK = make_whole_number_check(1, 1_000_000)
+BYTES_CHECK = make_whole_number_check(1)
+PULL_TIMEOUT_CHECK = SECONDS_CHECK._replace(
+    allowed_text="a number of seconds, 0 or more", fits=lambda value: value == 0 or SECONDS_CHECK.fits(value)
 )
-PARTITION = make_whole_number_check(0, optional=True)
-STORE = make_methods_check("load", "store")
+PARTITION_CHECK = make_whole_number_check(0, optional=True)
+OFFSET_STORE_CHECK = make_methods_check("load", "store")
 
 
 class PullStatus(enum.Enum):
@@ -208,7 +208,7 @@ class SubscriptionOffsetStore:
         return await run_translating_errors(connections.retry(attempt))
 
 
-FILE_FORMAT = 1
+OFFSET_FILE_FORMAT = 1
 
 
 class FileOffsetStore:
@@ -289,7 +289,9 @@ def encode_offsets(offsets: Mapping[OffsetKey, int]) -> bytes:
     """Returns the content of a file with these offsets."""
     rows = [[key.topic, key.incarnation, index] for key, index in sorted(offsets.items())]
     body = json.dumps(rows, separators=(",", ":"))
-    return json.dumps({"format": FILE_FORMAT, "crc32c": crc32c(body.encode()), "offsets": rows}, indent=1).encode()
+    return json.dumps(
+        {"format": OFFSET_FILE_FORMAT, "crc32c": crc32c(body.encode()), "offsets": rows}, indent=1
+    ).encode()
 
 
 def decode_offsets(data: bytes, path: str) -> dict[OffsetKey, int]:
@@ -302,7 +304,7 @@ def decode_offsets(data: bytes, path: str) -> dict[OffsetKey, int]:
         found = json.loads(data)
         form, rows = found["format"], found["offsets"]
         whole = found["crc32c"] == crc32c(json.dumps(rows, separators=(",", ":")).encode())
-        if whole and form == FILE_FORMAT:
+        if whole and form == OFFSET_FILE_FORMAT:
             return {OffsetKey(topic, incarnation): index for topic, incarnation, index in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidConfiguration(f"{path} is damaged, and no file of offsets: {error!r}") from error
@@ -329,7 +331,7 @@ class _Pulling:
 
     @property
     def is_full(self) -> bool:
-        return len(self.found) >= self.limits.messages or self.looked_at >= LOOKED_AT_MAX + len(self.found)
+        return len(self.found) >= self.limits.messages or self.looked_at >= SCANNED_MESSAGES_MAX + len(self.found)
 
     def take(self, message: Message) -> None:
         """Fact: the message was taken from the queue. Adds it to the result if the filter wants it."""
@@ -495,7 +497,7 @@ class PullConsumer(ClosedAfterAsyncWith):
         """Returns a PullConsumer; the reader of a topic without partitions is open then, those of partitions open at
         their first pull. `offsets`: the store of the program; None: none. Raises OperationNotSupported for a topic that
         is not persistent."""
-        check_parameter("offsets", STORE, offsets)
+        check_parameter("offsets", OFFSET_STORE_CHECK, offsets)
         if not topic.persistent:
             raise OperationNotSupported(f"{topic} keeps nothing: its messages have no index to pull from")
         pull = cls(connections, topic, settings, offsets, name)
@@ -532,10 +534,10 @@ class PullConsumer(ClosedAfterAsyncWith):
         `filter`: an expression of docs/features.md over properties. Messages that it does not want are left out, and
         `next_index` is after them. A pull returns after it has looked at 10,000 unwanted messages. `partition`: needed
         for a partitioned topic; see `list_partitions`. A cancelled pull may be repeated."""
-        check_parameter("from_index", INDEX, from_index)
-        check_parameter("max_messages", MESSAGES, max_messages)
-        check_parameter("max_bytes", BYTES, max_bytes)
-        check_parameter("timeout", PULL_TIMEOUT, timeout)
+        check_parameter("from_index", INDEX_CHECK, from_index)
+        check_parameter("max_messages", MESSAGES_CHECK, max_messages)
+        check_parameter("max_bytes", BYTES_CHECK, max_bytes)
+        check_parameter("timeout", PULL_TIMEOUT_CHECK, timeout)
         check_parameter("filter", TEXT_OR_NONE, filter)
         wanted = _parse(filter) if filter is not None else None
         puller = await self._puller(partition)
@@ -555,7 +557,7 @@ class PullConsumer(ClosedAfterAsyncWith):
     async def store_offset(self, index: int, *, partition: int | None = None) -> None:
         """Stores the index at which this program goes on; returns when the store has it. Raises InvalidConfiguration if
         the consumer was opened without `offsets`."""
-        check_parameter("index", INDEX, index)
+        check_parameter("index", INDEX_CHECK, index)
         await self._store.store((await self._puller(partition)).key, index)
 
     async def progress(self, *, partition: int | None = None) -> PartitionProgress:
@@ -570,7 +572,7 @@ class PullConsumer(ClosedAfterAsyncWith):
         return self._offsets
 
     async def _puller(self, partition: int | None) -> PartitionPuller:
-        check_parameter("partition", PARTITION, partition)
+        check_parameter("partition", PARTITION_CHECK, partition)
         number = -1 if partition is None else partition
         async with self._opening:
             if self._closed:

@@ -31,11 +31,11 @@ from ..model.message import Message
 from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.options import ReaderStart
 from ..model.settings import ConsumerSettings
-from .consumer import INDEX, PARTITION, PartitionConsumers, timeout_to_seconds
+from .consumer import INDEX_CHECK, PARTITION_CHECK, PartitionConsumers, timeout_to_seconds
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ReceiverQueue, fetch_writer_schemas
 
-CHUNK_BYTES = 32 << 20
+RANGE_REQUEST_BYTES = 32 << 20
 """Bytes that are requested at a time; the flow control of the stream bounds the bytes in memory."""
 
 
@@ -137,7 +137,11 @@ class ClientRangeReader:
                 request_id += 1
                 stream.send_nowait(
                     wire.ReadRequest(
-                        request_id=request_id, topic=str(topic), first_index=at, end_index=end, bytes_max=CHUNK_BYTES,
+                        request_id=request_id,
+                        topic=str(topic),
+                        first_index=at,
+                        end_index=end,
+                        bytes_max=RANGE_REQUEST_BYTES,
                         incarnation=incarnation,
                     )
                 )
@@ -339,8 +343,8 @@ class Reader(ClosedAfterAsyncWith):
         """Moves the reader in one partition to the message with this index, or to the first message after it that is
         kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Raises
         InvalidConfiguration if the reader has no such partition. Returns when the broker has moved the reader."""
-        check_parameter("index", INDEX, index)
-        check_parameter("partition", PARTITION, partition)
+        check_parameter("index", INDEX_CHECK, index)
+        check_parameter("partition", PARTITION_CHECK, partition)
         await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
 
     async def __aiter__(self) -> AsyncIterator[Message]:

@@ -25,7 +25,7 @@ from typing import Any
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, SubscriptionNotFound
 from ..common import errors
-from ..common.checks import BATCH_RECEIVE_POLICY, WrongValue, check_parameters
+from ..common.checks import BATCH_RECEIVE_CHECKS, WrongValue, check_parameters
 from ..common.errors import (
     ConnectError,
     OperationNotSupported,
@@ -40,7 +40,7 @@ from ..core.effects import ConsumerEffect, PartitionClientState
 from ..core.levels import LevelQueues, make_empty_queue
 from ..core.listening import KeyQueues
 from ..model.message import Message
-from .acknowledgements import AckCollector, Pending, get_ack_coordinates
+from .acknowledgements import AckCollector, MessageOrId, get_ack_coordinates
 from .deliveries import SeekTarget, make_ack_requests
 
 
@@ -100,27 +100,31 @@ class ReceiverQueue:
                 self.messages.appendleft(message)
                 self.put(())
                 raise
-            if not message.permits or entry.broker_clock_ms is None or not entry.consumer.drop_if_expired(message):
+            if (
+                not message.permits
+                or entry.broker_clock_ms is None
+                or not entry.consumer.acknowledge_if_expired(message)
+            ):
                 return message
 
     def pop_nowait(self) -> Message | None:
         """Removes the message at the front and returns it; None if the queue is empty. The message stays part of the
-        receiver queue, with its permits, until `count_taken` is called. Must be called in the event loop, by the
-        listener that has set `sorted`."""
+        receiver queue, with its permits, until `free_popped_permits` is called. Must be called in the event loop, by
+        the listener that has set `sorted`."""
         try:
             return self.messages.popleft()
         except IndexError:
             return None
 
-    def count_taken(self, message: Message) -> None:
+    def free_popped_permits(self, message: Message) -> None:
         """Fact: the application gets a message that `pop_nowait` returned; its permits are free. Raises the error of a
         damaged message. Does nothing at a second call for the message."""
         if message.permits > 0:
             message.entry.consumer.on_taken(message)
 
-    def restore(self, messages: Sequence[Message]) -> None:
+    def restore_popped(self, messages: Sequence[Message]) -> None:
         """Puts messages that `pop_nowait` returned back to the front of the queue. They keep the permits that
-        `count_taken` has not freed."""
+        `free_popped_permits` has not freed."""
         for message in messages:
             message.permits = max(0, message.permits)
         self.messages.extendleft(reversed(messages))
@@ -284,7 +288,7 @@ def _future_waker(ready: asyncio.Future[None]) -> Callable[[], None]:
 # closed), what was taken goes back to the front of the inbox. Guards: tests/client/consume/test_batch_receive.py.
 
 
-DEFAULT_BYTES = 10 << 20
+DEFAULT_BATCH_BYTES = 10 << 20
 """Limit of the bytes in a batch by default, as in Pulsar."""
 
 
@@ -295,11 +299,11 @@ class ConsumerBatchReceivePolicy:
     DEFAULT_BYTES is the limit. Raises InvalidConfiguration if no value is above 0."""
 
     max_num_message: int = -1
-    max_num_bytes: int = DEFAULT_BYTES
+    max_num_bytes: int = DEFAULT_BATCH_BYTES
     timeout_ms: int = 100
 
     def __post_init__(self) -> None:
-        check_parameters(BATCH_RECEIVE_POLICY, {name: getattr(self, name) for name in BATCH_RECEIVE_POLICY})
+        check_parameters(BATCH_RECEIVE_CHECKS, {name: getattr(self, name) for name in BATCH_RECEIVE_CHECKS})
         if self.max_num_message <= 0 and self.max_num_bytes <= 0 and self.timeout_ms <= 0:
             raise WrongValue(
                 "a batch receive policy needs at least one of max_num_message, max_num_bytes and timeout_ms above 0"
@@ -326,7 +330,7 @@ class ConsumerBatchReceivePolicy:
         """Returns the limit of a batch in bytes that is in force; 0: there is no such limit."""
         if self.max_num_bytes > 0:
             return self.max_num_bytes
-        return 0 if self.max_num_message > 0 else DEFAULT_BYTES
+        return 0 if self.max_num_message > 0 else DEFAULT_BATCH_BYTES
 
 
 class BatchReceivePolicy(ConsumerBatchReceivePolicy):
@@ -438,7 +442,7 @@ class ConsumerRequests:
         self._calls: dict[int, Callable[[MagnetarError | None], None]] = {}
         self._changed: asyncio.Future[None] | None = None  # it is connected, or finished
 
-    async def probe(self) -> wire.Probed:
+    async def ask_for_message_now(self) -> wire.Probed:
         """Asks the broker whether this consumer gets a message now, and returns the answer. The messages that it gets
         arrive before the answer. Raises OperationNotSupported if the broker is too old."""
         reply: wire.Probed = await self._ask(lambda id_: self._send(probe=id_), level=1)
@@ -498,13 +502,13 @@ class ConsumerRequests:
                 raise
         self.unsubscribed = True
 
-    async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
+    async def acknowledge(self, which: Iterable[MessageOrId], *, cumulative: bool = False) -> None:
         """Acknowledges messages and returns when the acknowledgement survives a crash of all processes. Raises
         OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message."""
         every = [each for one in which for each in self._acks.expand_to_all_chunks(one)]
         for each in every if cumulative else ():
             place = get_ack_coordinates(each)[0]
-            if not self._core.try_cumulative_ack(place):
+            if not self._core.cover_by_cumulative_ack(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )

@@ -19,9 +19,9 @@ deadline (proto/expiry.py), and a server does not begin one. A reply that comes 
 a cancelled call) is dropped and counted (`late_replies`); if its client is closed, the broker drops it. **Order at the
 server.** It opens the producer of the reply topic; runs the handler; sends the reply; acknowledges the request. So a
 request whose server dies is handled by another one, perhaps a second time. If the reply topic cannot be reached, the
-server tries again for GONE_S, or until the deadline. If its role may not produce there, the handler does not run: the
-error is logged, and the request is negatively acknowledged, for another server. **Whom a server answers.** The
-requester chooses `reply_to`, so it must be a reply topic of the request's namespace. Otherwise the request is
+server tries again for REPLY_TOPIC_WAIT_S, or until the deadline. If its role may not produce there, the handler does
+not run: the error is logged, and the request is negatively acknowledged, for another server. **Whom a server answers.**
+The requester chooses `reply_to`, so it must be a reply topic of the request's namespace. Otherwise the request is
 acknowledged and counted (`malformed`): no requester makes a server write elsewhere. Guards:
 tests/client/consume/test_requests.py."""
 
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...proto.errors import MagnetarError
-from ...proto.expiry import EXPIRES_AT
+from ...proto.expiry import EXPIRES_AT_PROPERTY
 from ...proto.names import TopicName, parse_number
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
@@ -50,18 +50,18 @@ from .listening import ListenerStatistics, Listening, ListenOptions
 
 _LOG = logging.getLogger("magnetar.client")
 
-REPLY_TO, CORRELATION_ID, DEADLINE = "reply_to", "correlation_id", "deadline"
-ERROR, ERROR_MESSAGE = "error", "error_message"
-PREFIX = "reply-"
+REPLY_TO_PROPERTY, CORRELATION_ID_PROPERTY, DEADLINE_PROPERTY = "reply_to", "correlation_id", "deadline"
+ERROR_PROPERTY, ERROR_MESSAGE_PROPERTY = "error", "error_message"
+REPLY_TOPIC_PREFIX = "reply-"
 """With this the local name of a reply topic begins."""
-GONE_S = 5.0
+REPLY_TOPIC_WAIT_S = 5.0
 """Seconds for which a server tries to reach a reply topic: a client needs that long to find its topic's new broker."""
-PAUSE_S = 0.2
+REPLY_RETRY_S = 0.2
 """Seconds between two of these attempts."""
 REPLY_TOPICS_MAX = 1000
 """Reply topics of which a server keeps a producer; that which is used least recently is closed."""
 
-Open = Callable[[TopicName], Coroutine[Any, Any, Any]]
+OpenTopic = Callable[[TopicName], Coroutine[Any, Any, Any]]
 
 
 class RequestFailed(PulsarException):
@@ -74,7 +74,7 @@ class RequestFailed(PulsarException):
 
 
 # ----------------------------------------------------------------------------------------------------- requester
-class Replies:
+class ReplyReceiver:
     """Receives the replies of a client in one namespace through `consumer`, and passes them to the requests that wait.
     `late`: how many replies came for which no request waited."""
 
@@ -97,7 +97,7 @@ class Replies:
         while not self.is_over and not self.consumer.is_connected():
             await self.consumer.partitions[0].requests.wait_state_changed()
 
-    def expect(self, correlation_id: str) -> asyncio.Future[Message]:
+    def expect_reply(self, correlation_id: str) -> asyncio.Future[Message]:
         """Returns a future of the reply with this id; it gets the message, RequestFailed, or the error that ends the
         consumer. Raises that error if the consumer has ended. The caller must call `forget` in the end."""
         if self._error is not None:
@@ -105,7 +105,7 @@ class Replies:
         found = self._waiting[correlation_id] = asyncio.get_running_loop().create_future()
         return found
 
-    def forget(self, correlation_id: str) -> None:
+    def discard_reply(self, correlation_id: str) -> None:
         """Fact: no caller waits for the reply with this id any more. Its future is cancelled."""
         waiting = self._waiting.pop(correlation_id, None)
         if waiting is not None and not waiting.cancel():
@@ -136,11 +136,11 @@ class Replies:
 
     def _on_reply(self, message: Message) -> None:
         properties = message.properties()
-        waiting = self._waiting.get(properties.get(CORRELATION_ID, ""))
+        waiting = self._waiting.get(properties.get(CORRELATION_ID_PROPERTY, ""))
         if waiting is None or waiting.done():
             self.late += 1
-        elif ERROR in properties:
-            name, text = properties[ERROR], properties.get(ERROR_MESSAGE, "")
+        elif ERROR_PROPERTY in properties:
+            name, text = properties[ERROR_PROPERTY], properties.get(ERROR_MESSAGE_PROPERTY, "")
             waiting.set_exception(RequestFailed(f"the handler raised {name}: {text}", name, text))
         else:
             waiting.set_result(message)
@@ -150,13 +150,13 @@ class Requester:
     """Sends the requests of one client, and waits for their replies. Opens one consumer of replies per namespace, and
     one producer per topic, when they are first needed."""
 
-    def __init__(self, world: World, open_consumer: Open, open_producer: Open) -> None:
+    def __init__(self, world: World, open_consumer: OpenTopic, open_producer: OpenTopic) -> None:
         """Makes the requester. `open_consumer(topic)` and `open_producer(topic)` open a consumer or a producer, which
         the client closes when it is closed."""
         self._world = world
         self._open_consumer, self._open_producer = open_consumer, open_producer
         self._producers: dict[TopicName, Producer] = {}
-        self._replies: dict[str, Replies] = {}  # by namespace
+        self._replies: dict[str, ReplyReceiver] = {}  # by namespace
         self._opening: defaultdict[TopicName | str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
@@ -174,30 +174,34 @@ class Requester:
         try:
             async with asyncio.timeout(timeout_s):
                 replies, producer = await self._open(topic)
-                reply = replies.expect(id_)
+                reply = replies.expect_reply(id_)
                 try:
-                    named = {REPLY_TO: replies.consumer.topic(), CORRELATION_ID: id_, DEADLINE: deadline_ms}
-                    await producer.send(payload, {**(properties or {}), **named, EXPIRES_AT: deadline_ms}, key)
+                    named = {
+                        REPLY_TO_PROPERTY: replies.consumer.topic(),
+                        CORRELATION_ID_PROPERTY: id_,
+                        DEADLINE_PROPERTY: deadline_ms,
+                    }
+                    await producer.send(payload, {**(properties or {}), **named, EXPIRES_AT_PROPERTY: deadline_ms}, key)
                     return await reply
                 finally:
-                    replies.forget(id_)
+                    replies.discard_reply(id_)
         except PulsarException:
             raise
         except TimeoutError:
             text = f"no reply of {topic} within {timeout_s:g} s: no server may be there, or the request may be handled"
             raise Timeout(text) from None
 
-    async def _open(self, topic: TopicName) -> tuple[Replies, Producer]:
+    async def _open(self, topic: TopicName) -> tuple[ReplyReceiver, Producer]:
         return await self._open_replies(str(topic.namespace_name)), await self._open_topic(topic)
 
-    async def _open_replies(self, namespace: str) -> Replies:
+    async def _open_replies(self, namespace: str) -> ReplyReceiver:
         async with self._opening[namespace]:
             if (replies := self._replies.get(namespace)) is not None:
                 await replies.wait_connected()
             if replies is None or replies.is_over:
-                name = f"{PREFIX}{self._world.rng.randbytes(16).hex()}"
+                name = f"{REPLY_TOPIC_PREFIX}{self._world.rng.randbytes(16).hex()}"
                 late = replies.late if replies is not None else 0
-                replies = Replies(await self._open_consumer(TopicName.parse(f"non-persistent://{namespace}/{name}")))
+                replies = ReplyReceiver(await self._open_consumer(TopicName.parse(f"non-persistent://{namespace}/{name}")))
                 replies.late = late
                 self._replies[namespace] = replies
             return replies
@@ -212,7 +216,7 @@ class Requester:
 
 
 # -------------------------------------------------------------------------------------------------------- server
-class Request(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """The properties of a request: the topic to which the reply goes, the id that the reply must have, and the time
     until which the handler may begin, in ms since the epoch."""
 
@@ -221,15 +225,15 @@ class Request(NamedTuple):
     deadline_ms: int
 
     @classmethod
-    def parse(cls, properties: dict[str, str], topic: TopicName) -> Request | None:
+    def parse(cls, properties: dict[str, str], topic: TopicName) -> ReceivedRequest | None:
         """Returns the Request that the properties of a message of `topic` describe. Returns None if they are not those
         of a request, or the reply topic is not one of the namespace of `topic`."""
-        id_, deadline = properties.get(CORRELATION_ID), parse_number(properties.get(DEADLINE, ""))
+        id_, deadline = properties.get(CORRELATION_ID_PROPERTY), parse_number(properties.get(DEADLINE_PROPERTY, ""))
         try:
-            reply_to = TopicName.parse(properties.get(REPLY_TO, ""))
+            reply_to = TopicName.parse(properties.get(REPLY_TO_PROPERTY, ""))
         except MagnetarError:
             return None
-        known = not reply_to.persistent and reply_to.local.startswith(PREFIX) and reply_to.partition < 0
+        known = not reply_to.persistent and reply_to.local.startswith(REPLY_TOPIC_PREFIX) and reply_to.partition < 0
         if not known or reply_to.namespace_name != topic.namespace_name or not id_ or deadline is None:
             return None
         return cls(reply_to, id_, deadline)
@@ -261,7 +265,7 @@ class RequestServer(Listening):
     _counted: RequestServerStatistics
 
     def __init__(
-        self, consumer: Consumer, handler: Callable[[Message], Any], options: ListenOptions, open_producer: Open
+        self, consumer: Consumer, handler: Callable[[Message], Any], options: ListenOptions, open_producer: OpenTopic
     ) -> None:
         super().__init__(consumer, handler, options)
         self._counted = RequestServerStatistics()
@@ -279,7 +283,7 @@ class RequestServer(Listening):
     async def _call(self, argument: Message, span: Any) -> None:
         """Answers one request. What this raises gives the request back."""
         consumer: Any = argument.entry.consumer
-        request = Request.parse(argument.properties(), consumer.topic)
+        request = ReceivedRequest.parse(argument.properties(), consumer.topic)
         if request is None:
             self._counted.malformed += 1
             _LOG.warning("%s: %r is no request of this namespace", self._consumer.title(), argument)
@@ -307,9 +311,9 @@ class RequestServer(Listening):
     def _tell(self, error: BaseException) -> dict[str, str]:
         self._counted.raised += 1
         failure = describe_error(error, "", traceback=False)
-        return {ERROR: failure.error, ERROR_MESSAGE: failure.message}
+        return {ERROR_PROPERTY: failure.error, ERROR_MESSAGE_PROPERTY: failure.message}
 
-    async def _answer(self, request: Request, payload: bytes, properties: dict[str, str]) -> None:
+    async def _answer(self, request: ReceivedRequest, payload: bytes, properties: dict[str, str]) -> None:
         try:
             sent = await self._reach(request, payload, properties)
         except MessageTooBig as error:  # a non-persistent topic takes no chunks
@@ -318,16 +322,16 @@ class RequestServer(Listening):
         self._counted.answered += sent
 
     # ------------------------------------------------------------------------------ the reply topic
-    async def _reach(self, request: Request, payload: bytes | None, properties: dict[str, str]) -> bool:
+    async def _reach(self, request: ReceivedRequest, payload: bytes | None, properties: dict[str, str]) -> bool:
         """Opens the producer of the reply topic and sends the reply, if there is a payload. Tries again while the topic
         is away. Returns False if it stays away. Raises AuthorizationError if the role of this
         server may not produce there, MessageTooBig if the payload is."""
-        give_up_at = self._now() + GONE_S
+        give_up_at = self._now() + REPLY_TOPIC_WAIT_S
         while True:
             try:
                 producer = await self._find_producer(request.reply_to)
                 if payload is not None:
-                    await producer.send(payload, {**properties, CORRELATION_ID: request.correlation_id})
+                    await producer.send(payload, {**properties, CORRELATION_ID_PROPERTY: request.correlation_id})
                 return True
             except MessageTooBig:
                 raise
@@ -341,9 +345,9 @@ class RequestServer(Listening):
                     self._counted.unanswered += 1
                     _LOG.warning("%s: %s is not reached: %s", self._consumer.title(), request.reply_to, error)
                     return False
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(REPLY_RETRY_S)
 
-    def _is_late(self, request: Request) -> bool:
+    def _is_late(self, request: ReceivedRequest) -> bool:
         return request.deadline_ms <= self._world.clock.wall_ms()
 
     async def _find_producer(self, topic: TopicName) -> Producer:

@@ -25,7 +25,7 @@ from typing import Any
 
 from ...proto.errors import MagnetarError
 from ...runtime.tasks import Tasks
-from ..common.checks import FUNCTION, check_parameter
+from ..common.checks import FUNCTION_CHECK, check_parameter
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, ChecksumError, CryptoError, PulsarException, translate_error
 from ..common.loggers import is_cancelled, log_foreign_error, reraise_interrupt
@@ -36,10 +36,10 @@ from .ranges import Reader
 from .receiver_queue import ReceiverQueue
 
 _LOG = logging.getLogger("magnetar.client")
-Listener = Callable[[str, Any], object]
-SETTLE_S = 0.02
+TableListener = Callable[[str, Any], object]
+CATCH_UP_POLL_S = 0.02
 """Seconds between two checks whether all messages that were stored when the view was opened have arrived."""
-AGAIN_S = 1.0
+SCHEMA_RETRY_S = 1.0
 """Seconds after which a message is read again whose schema no broker could give."""
 
 
@@ -57,7 +57,7 @@ class TableView(ClosedAfterAsyncWith):
         self._of: dict[str, PartitionConsumer] = {}  # key → the partition that it is in
         self._last: dict[PartitionConsumer, int] = {}  # index of the last message that was applied
         self._anew: dict[PartitionConsumer, set[str]] = {}  # read again: keys that were not seen yet
-        self._listeners: list[Listener] = []
+        self._listeners: list[TableListener] = []
         self._horizons: dict[PartitionConsumer, int] = {}  # when it began to be read
         self._tasks = Tasks(self._broke)
         self._callbacks = Tasks()  # their errors are also raised to the caller of `for_each`
@@ -76,7 +76,7 @@ class TableView(ClosedAfterAsyncWith):
             while await reader.has_message_available() or len(reader.inbox):
                 if view._error is not None:
                     break
-                await asyncio.sleep(SETTLE_S)
+                await asyncio.sleep(CATCH_UP_POLL_S)
             if view._error is not None:
                 raise view._error
         except BaseException:
@@ -133,23 +133,23 @@ class TableView(ClosedAfterAsyncWith):
         """Returns a copy of the keys with their values: later changes do not appear in it."""
         return dict(self._values).items()
 
-    def for_each(self, callback: Listener) -> asyncio.Future[None]:
+    def for_each(self, callback: TableListener) -> asyncio.Future[None]:
         """Calls `callback(key, value)` for each key that the table has now, before `for_each` returns; raises what the
         callback raises. If `callback` is a coroutine function, its coroutines run one after the other. The returned
         future ends when the last has ended."""
         return self._each(self.items(), callback)
 
-    def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
+    def for_each_and_listen(self, callback: TableListener) -> asyncio.Future[None]:
         """Calls `callback(key, value)` for each key that the table has now, and then for each change; returns a future
         as `for_each` does. For a deleted key the value is empty, as in Pulsar: the value that the schema decodes from
         no bytes, b"" or ""; None if the schema cannot decode them. An exception at a change is logged."""
         now = self.items()
-        check_parameter("callback", FUNCTION, callback)
+        check_parameter("callback", FUNCTION_CHECK, callback)
         self._listeners.append(callback)  # in the same step: no change is missed
         return self._each(now, callback)
 
-    def _each(self, items: ItemsView[str, Any], callback: Listener) -> asyncio.Future[None]:
-        check_parameter("callback", FUNCTION, callback)
+    def _each(self, items: ItemsView[str, Any], callback: TableListener) -> asyncio.Future[None]:
+        check_parameter("callback", FUNCTION_CHECK, callback)
         outcomes = [callback(key, value) for key, value in items]
         waiting = [outcome for outcome in outcomes if inspect.isawaitable(outcome)]
         if waiting:
@@ -172,7 +172,8 @@ class TableView(ClosedAfterAsyncWith):
             except PulsarException as error:
                 if self._is_open and error.retryable and not reader.inbox.is_closed:
                     _LOG.warning("%s: the table is not up to date now: %s", reader.topic(), error)
-                    await asyncio.sleep(AGAIN_S)  # the message is in the inbox again: its schema was not found out
+                    # the message is in the inbox again: its schema was not found out
+                    await asyncio.sleep(SCHEMA_RETRY_S)
                     continue
                 _LOG.warning("%s: the table is not kept up to date any more: %s", reader.topic(), error)
                 self._error = error
@@ -263,7 +264,7 @@ class TableView(ClosedAfterAsyncWith):
         for listener in list(self._listeners):
             await self._call_listener(listener, key, _empty(consumer) if value is None else value)
 
-    async def _call_listener(self, listener: Listener, key: str, value: Any) -> None:
+    async def _call_listener(self, listener: TableListener, key: str, value: Any) -> None:
         what = f"{self.topic()}: a listener of the table"
         try:
             outcome = listener(key, value)

@@ -33,14 +33,14 @@ from ..common.loggers import run_logging_errors
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
 from ..core.effects import PartitionClientState
-from ..core.redelivery import BEFORE_ALL, AckTracker, Place
-from ..core.transaction import TransactionEndpoint, TransactionPort
+from ..core.redelivery import PLACE_BEFORE_ALL, AckTracker, MessagePlace
+from ..core.transaction import PartitionClientPort, TransactionPort
 from ..model.message import Message, ReceivedEntry
-from .acknowledgements import AckCollector, Pending, get_ack_coordinates
+from .acknowledgements import AckCollector, MessageOrId, get_ack_coordinates
 from .deliveries import make_ack_requests
 from .receiver_queue import ConsumerRequests
 
-PAUSE_S = 0.1
+ACK_RETRY_S = 0.1
 """Seconds before a request that the broker could not process is sent again: a coordinator mostly moves within this
 time."""
 
@@ -54,7 +54,7 @@ class _Group:
         self.txn = txn
         self.tracker = AckTracker()
         self.operations = 0
-        self.up_to: Place | None = None  # of its cumulative acknowledgements
+        self.up_to: MessagePlace | None = None  # of its cumulative acknowledgements
         self.waiters: list[asyncio.Future[None]] = []
         self.left = 0  # requests without an answer
         self.error: MagnetarError | None = None
@@ -64,7 +64,7 @@ class ClientTransactionalAcks:
     """Sends the acknowledgements of one partition's consumer in transactions. See the head of the module."""
 
     def __init__(
-        self, where: TransactionEndpoint, subscription: str, connections: Connections, core: ConsumerCore,
+        self, where: PartitionClientPort, subscription: str, connections: Connections, core: ConsumerCore,
         acks: AckCollector,
         requests: ConsumerRequests, send: Callable[..., None], broke: Callable[[Exception], object],
         again: Callable[[], None],
@@ -85,7 +85,7 @@ class ClientTransactionalAcks:
         self._turn_comes = False
 
     def acknowledge(
-        self, txn: TransactionPort, which: Iterable[Pending], *, cumulative: bool,
+        self, txn: TransactionPort, which: Iterable[MessageOrId], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
         """Acknowledges the messages `which` in the transaction `txn`; they are sent at the end of the loop's turn. The
@@ -98,7 +98,7 @@ class ClientTransactionalAcks:
         every = [each for one in which for each in self._acks.expand_to_all_chunks(one)]
         for each in every if cumulative else ():
             place = get_ack_coordinates(each)[0]
-            if not self._core.try_cumulative_ack(place):
+            if not self._core.cover_by_cumulative_ack(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
@@ -130,12 +130,12 @@ class ClientTransactionalAcks:
         for each in every if cumulative else ():
             (ledger_id, entry_id), index, size = get_ack_coordinates(each)
             last = inf if index < 0 or index + 1 == size else index
-            group.up_to = max(group.up_to or BEFORE_ALL, (ledger_id, entry_id, last))
+            group.up_to = max(group.up_to or PLACE_BEFORE_ALL, (ledger_id, entry_id, last))
         if not self._turn_comes:
             self._turn_comes = True
             asyncio.get_running_loop().call_soon(run_logging_errors, self._turn, self._broke)
 
-    def _delivered_twice(self, txn: TransactionPort, every: Sequence[Pending]) -> Message | None:
+    def _delivered_twice(self, txn: TransactionPort, every: Sequence[MessageOrId]) -> Message | None:
         entries = txn.deliveries.setdefault(self._taken_from, {})
         entry: ReceivedEntry | None = None
         taken: dict[int, object] = {}
@@ -176,7 +176,7 @@ class ClientTransactionalAcks:
             self._again.append((group, ack))
             if not isinstance(error, ConnectionLost) and not self._turn_comes:
                 self._turn_comes = True
-                asyncio.get_running_loop().call_later(PAUSE_S, run_logging_errors, self._turn, self._broke)
+                asyncio.get_running_loop().call_later(ACK_RETRY_S, run_logging_errors, self._turn, self._broke)
             return
         group.error = group.error or error
         group.left -= 1

@@ -46,7 +46,7 @@ from typing import Any
 from ...proto.entry import (
     PLAIN,
     PLAIN_PREFIXES,
-    Encrypt,
+    EncryptFunction,
     EntryEncoding,
     encode_batch,
     encode_entry,
@@ -54,15 +54,22 @@ from ...proto.entry import (
     join_client_part,
 )
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
-from ...proto.expiry import EXPIRES_AT, RUNS_MAX, ExpiryRun, add_expiry_run, extends_last_run, parse_expires_at
+from ...proto.expiry import (
+    EXPIRES_AT_PROPERTY,
+    EXPIRY_RUNS_MAX,
+    ExpiryRun,
+    add_expiry_run,
+    extends_last_run,
+    parse_expires_at,
+)
 from ...proto.names import Position
 from ...proto.summary import SummaryBuilder
 from .transaction import TransactionPort
 
-Callback = Callable[[Any, Any], object] | None
+SendCallback = Callable[[Any, Any], object] | None
 """Called with the Result and the MessageId of a message once its outcome is known; None: no callback."""
 
-ITEM_OVERHEAD = 8
+ITEM_PREFIX_BYTES = 8
 """Bytes counted for the prefix of a plain item (4 of size, 2 to 5 of metadata)."""
 OPEN_GROUPS_MAX = 16
 """Batches that are open at a time with `batch_by`: a property with many values makes no more small entries than that
@@ -88,7 +95,7 @@ class OutgoingMessage:
     null_value: bool = False
     null_key: bool = False  # the key of the (key, value) pair is None
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
-    encrypt: Encrypt | None = None  # replaces the producer's, for a copy (client/consume/dead_letters.py)
+    encrypt: EncryptFunction | None = None  # replaces the producer's, for a copy (client/consume/dead_letters.py)
     txn: TransactionPort | None = None  # the message counts when this transaction commits
     plain: bool = False  # only the payload is set
 
@@ -118,7 +125,7 @@ class OutgoingBatch:
         self.sequence_id = sequence_id
         self.highest = sequence_id - 1
         self.items: list[bytes] = []
-        self.callbacks: list[Callback] = []
+        self.callbacks: list[SendCallback] = []
         self.goes_back = False  # its message names a sequence id that is not above all earlier ids
         self.dense = True  # each id follows the one before it
         self.size = 0
@@ -178,7 +185,7 @@ class Batcher:
         if not self.ready and not self.open_message_count:
             self._given = min(self._given, first - 1)
 
-    def add(self, payload: bytes, callback: Callback, txn: TransactionPort | None = None) -> bool:
+    def add(self, payload: bytes, callback: SendCallback, txn: TransactionPort | None = None) -> bool:
         """Adds a message that has a payload and no other field, in the transaction `txn` (None: in none). Returns
         whether `ready` contains a batch."""
         if self._is_grouped or self._summarized:
@@ -204,7 +211,7 @@ class Batcher:
             batch.txn = txn
         batch.items += (PLAIN_PREFIXES[size], payload)
         batch.callbacks.append(callback)
-        batch.size += size + ITEM_OVERHEAD
+        batch.size += size + ITEM_PREFIX_BYTES
         batch.payload_bytes += size
         batch.highest = self._given = self.next_sequence_id
         self.next_sequence_id += 1
@@ -215,16 +222,16 @@ class Batcher:
         return len(self.ready) > 0
 
     def _switch_txn(self, txn: TransactionPort | None) -> None:
-        self.close()
+        self.close_batches()
         self._txn = txn
 
-    def add_message(self, message: OutgoingMessage, callback: Callback) -> bool:
+    def add_message(self, message: OutgoingMessage, callback: SendCallback) -> bool:
         """Adds a message with any fields. Returns whether `ready` contains a batch."""
         if message.txn is not self._txn:
             self._switch_txn(message.txn)
         goes_back = message.sequence_id is not None and message.sequence_id <= self._given
         if message.needs_own_entry or goes_back or not self._batching:
-            self.close()
+            self.close_batches()
             sequence_id = self._take_sequence_id(message)
             batch = OutgoingBatch(sequence_id)
             batch.goes_back = goes_back
@@ -235,7 +242,7 @@ class Batcher:
         if self._is_grouped and message.sequence_id is None:
             return self._add_to_group(message, callback)
         if self._is_grouped and not (self._named and self._find_group(message) in self._groups):
-            self.close()
+            self.close_batches()
             self._named = True
         sequence_id = self._take_sequence_id(message)
         fitting = self._find_fitting_batch(message, sequence_id)
@@ -245,21 +252,21 @@ class Batcher:
         batch.dense = batch.dense and (not batch.callbacks or sequence_id == batch.highest + 1)
         self._add_to_batch(batch, message, prefix, sequence_id, callback)
         if batch.size >= self._bytes_max or batch.message_count >= self._messages_max:
-            self.close()
+            self.close_batches()
         return len(self.ready) > 0
 
-    def _add_to_group(self, message: OutgoingMessage, callback: Callback) -> bool:
+    def _add_to_group(self, message: OutgoingMessage, callback: SendCallback) -> bool:
         """Adds a message to the batch of its group. The message gets its sequence id when that batch is closed."""
         if self._named:
-            self.close()
+            self.close_batches()
         prefix = encode_item_prefix(_single_metadata(message, None))
         batch = self._batch_for(self._open_batch_of(message), message, len(prefix) + len(message.payload), -1)
         self._add_to_batch(batch, message, prefix, -1, callback)
         if batch.size >= self._bytes_max or batch.message_count >= self._messages_max:
-            self.close()
+            self.close_batches()
         return len(self.ready) > 0
 
-    def close(self) -> bool:
+    def close_batches(self) -> bool:
         """Closes all open batches: moves them to `ready`, in the order of their first messages. Returns whether `ready`
         contains a batch."""
         if self._open is not None:
@@ -308,7 +315,7 @@ class Batcher:
         batch = self._open_batch_of(message)
         if batch is not None and batch.sequence_id <= self._known < sequence_id:
             named = self._named
-            self.close()
+            self.close_batches()
             self._named = named
             return None
         return batch
@@ -318,7 +325,7 @@ class Batcher:
     ) -> OutgoingBatch:
         if batch is not None and (batch.size + size > self._bytes_max or _has_too_many_runs(batch, message)):
             named = self._named
-            self.close()
+            self.close_batches()
             batch, self._named = None, named
         if batch is None:
             batch = OutgoingBatch(sequence_id)
@@ -331,7 +338,7 @@ class Batcher:
         return batch
 
     def _add_to_batch(
-        self, batch: OutgoingBatch, message: OutgoingMessage, prefix: bytes, sequence_id: int, callback: Callback
+        self, batch: OutgoingBatch, message: OutgoingMessage, prefix: bytes, sequence_id: int, callback: SendCallback
     ) -> None:
         if not batch.callbacks:
             batch.key, batch.ordering_key = message.partition_key, message.ordering_key
@@ -340,7 +347,9 @@ class Batcher:
                 batch.summary = SummaryBuilder(self._summarized)
         if batch.summary is not None:
             batch.summary.add_message(message.properties)
-        if EXPIRES_AT in message.properties and (at_ms := parse_expires_at(message.properties[EXPIRES_AT])):
+        if EXPIRES_AT_PROPERTY in message.properties and (
+            at_ms := parse_expires_at(message.properties[EXPIRES_AT_PROPERTY])
+        ):
             if batch.expiring is None:
                 batch.expiring = []
             add_expiry_run(batch.expiring, batch.message_count, at_ms)
@@ -371,7 +380,11 @@ def _has_too_many_runs(batch: OutgoingBatch, message: OutgoingMessage) -> bool:
     """Returns whether the message would need a further run of messages that expire together, and the batch has no room
     for one."""
     runs = batch.expiring
-    if runs is None or len(runs) < RUNS_MAX or not (at_ms := parse_expires_at(message.properties.get(EXPIRES_AT))):
+    if (
+        runs is None
+        or len(runs) < EXPIRY_RUNS_MAX
+        or not (at_ms := parse_expires_at(message.properties.get(EXPIRES_AT_PROPERTY)))
+    ):
         return False
     return not extends_last_run(runs, batch.message_count, at_ms)
 

@@ -15,14 +15,14 @@ later. When an incomplete message *makes room*, its chunks are given back, or dr
 |---|---|
 | the next chunk of a message | it is kept; the last chunk completes the message |
 | a chunk that is kept already (sent again) | its entry is acknowledged with the others |
-| a first chunk, while `pending_max` messages or PENDING_BYTES_MAX declared bytes are incomplete | it is given back |
+| a first chunk, while `pending_max` messages or INCOMPLETE_BYTES_MAX declared bytes are incomplete | it is given back |
 | … and its message made room less often than an incomplete message | the incomplete message makes room |
 | … with `auto_ack` | the oldest incomplete message makes room |
 | a later chunk of an incomplete message, before the next one | it is kept if the next one comes again; else dropped |
 | a chunk of an unknown message, not the first, on an ordered subscription | dropped: it begins before our start |
 | … on a shared subscription, or of a message that was given back | given back: the first chunk comes again |
 | in log order, another entry of the producer of an incomplete message | that message's chunks are dropped |
-| no chunk of a message for EXPIRE_S and the delay of a chunk that was given back | the message makes room |
+| no chunk of a message for INCOMPLETE_EXPIRE_S and the delay of a chunk that was given back | the message makes room |
 
 A dropped message is not a lost one: no producer was ever told that such a message is stored. The exception is a message
 that makes room with `auto_ack`, as in Pulsar: if only its producer was slow, the message is lost. Nothing is allocated
@@ -56,36 +56,36 @@ from ...proto.entry import (
     PLAIN,
     EntryEncoding,
     compress_payload,
+    copy_with_schema_version,
     encode_client_part,
     parse_header,
-    with_schema_version,
 )
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry, MagnetarError, MessageTooLarge
 from ...proto.names import Position
 from ...proto.states import ENTRY_COST_BYTES
 from ..common.errors import CryptoError
-from .batcher import Callback, OutgoingBatch, encode_batch_entry, make_entry_metadata
+from .batcher import OutgoingBatch, SendCallback, encode_batch_entry, make_entry_metadata
 from .effects import MessageNotEncodable
 from .transaction import TransactionPort
 
 CHUNKED_BYTES_MAX = 256 << 20
 """Largest chunked message on the wire, in bytes. Its uncompressed size has the limit of every payload
 (proto/compression.py)."""
-PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
+INCOMPLETE_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
 """Most bytes that all incomplete messages of a partition may declare together."""
-METADATA_BYTES = 10 << 10
+CHUNK_METADATA_BYTES = 10 << 10
 """Bytes of an entry that a chunk's payload leaves free. Pulsar's Java and Go clients silently drop larger chunks,
 because a broker announces that limit to them (broker/pulsar/connection.py). Not used where an entry has less than ten
 times that size."""
-EXPIRE_S = 60.0
+INCOMPLETE_EXPIRE_S = 60.0
 """Seconds without a chunk after which an incomplete message makes room (Pulsar's figure)."""
-GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
+CHUNK_REDELIVERY_S_MIN, CHUNK_REDELIVERY_S_MAX = 0.25, 600.0
 """Shortest and longest delay, in seconds, until a chunk that was given back is delivered again."""
-GIVEN_BACK_FIRST_S_MAX = 1.0
+FIRST_CHUNK_DELAY_S_MAX = 1.0
 """Longest delay in seconds of a chunk's first redelivery; the delay of a negative ack replaces it if that is shorter.
 The message did not fail: another consumer has its first chunk, and had no room for this chunk at that moment."""
-GIVEN_BACK_MAX = 10_000
+REDELIVERED_CHUNKED_MAX = 10_000
 """Most messages that the assembler remembers as given back."""
 
 
@@ -97,7 +97,7 @@ def encode_chunks(
     message is above the limit of chunked messages, or its metadata alone fills an entry."""
     size, encrypt = len(payload), encoding.encrypt
     payload = compress_payload(metadata, payload, encoding)
-    payload_bytes_max = entry_bytes_max - (METADATA_BYTES if entry_bytes_max >= 10 * METADATA_BYTES else 0)
+    payload_bytes_max = entry_bytes_max - (CHUNK_METADATA_BYTES if entry_bytes_max >= 10 * CHUNK_METADATA_BYTES else 0)
     if len(payload) <= payload_bytes_max and size <= entry_bytes_max:
         if encrypt is not None:
             metadata.uncompressed_size = size
@@ -178,7 +178,7 @@ class ChunkAssembler:
 
     def __init__(
         self, *, pending_max: int, auto_ack: bool, ordered: bool = True, log_order: bool = True,
-        expire_s: float = EXPIRE_S,
+        expire_s: float = INCOMPLETE_EXPIRE_S,
     ) -> None:  # fmt: skip
         """Makes an empty assembler. `pending_max`: the most messages that may be incomplete. `auto_ack`: messages that
         make room are acknowledged. `ordered`: the chunks of a message arrive in order. `log_order`: all entries arrive
@@ -321,7 +321,9 @@ class ChunkAssembler:
 
     def _has_room(self, size: int) -> bool:
         declared = sum(begun.metadata.total_chunk_msg_size for begun in self.incomplete.values())
-        return not self.incomplete or (len(self.incomplete) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
+        return not self.incomplete or (
+            len(self.incomplete) < self.pending_max and declared + size <= INCOMPLETE_BYTES_MAX
+        )
 
     def _choose_evicted(self, newcomer: str) -> str | None:
         """Returns the uuid of the incomplete message that is dropped to make room for `newcomer`. Returns None if no
@@ -356,7 +358,7 @@ class ChunkAssembler:
 
     def _add_waiting(self, uuid: str, place: Position, number: int) -> None:
         self._waiting.setdefault(uuid, {})[place] = number
-        if len(self._waiting) > GIVEN_BACK_MAX:
+        if len(self._waiting) > REDELIVERED_CHUNKED_MAX:
             del self._waiting[next(iter(self._waiting))]
 
     def _next_waiting(self) -> list[Position]:
@@ -385,7 +387,7 @@ class ChunkAssembler:
 
     def _remember(self, of: dict[str, int], uuid: str, times: int) -> None:
         of[uuid] = times
-        if len(of) > GIVEN_BACK_MAX:
+        if len(of) > REDELIVERED_CHUNKED_MAX:
             del of[next(iter(of))]
 
     def check(self) -> None:
@@ -449,7 +451,7 @@ class OutgoingEntryQueue:
         batch.entry, batch.chunks, batch.born = entries[-1], places, now
         self.unsent.append(batch)
 
-    def send_next_entry(self) -> OutgoingBatch:
+    def mark_next_sent(self) -> OutgoingBatch:
         """Marks the oldest unsent entry as sent, deducts its cost from the credit, and returns the entry. The caller
         must make sure that there is an unsent entry, and credit above zero."""
         batch = self.unsent.popleft()
@@ -471,7 +473,7 @@ class OutgoingEntryQueue:
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
-                batch.entry = with_schema_version(batch.entry, now)
+                batch.entry = copy_with_schema_version(batch.entry, now)
 
     def take_oldest_message(self) -> list[OutgoingBatch]:
         """Removes and returns the entries of the oldest message or batch: one entry, or all chunks of the message that
@@ -542,7 +544,9 @@ def make_indefinite_error(error: MagnetarError) -> MagnetarError:
     return changed
 
 
-def make_single_message_batch(callback: Callback, txn: TransactionPort | None, payload_bytes: int = 0) -> OutgoingBatch:
+def make_single_message_batch(
+    callback: SendCallback, txn: TransactionPort | None, payload_bytes: int = 0
+) -> OutgoingBatch:
     """Returns a batch with the callback of one message that was never added to the batcher, so that the outcome of this
     message can be reported like any other. `payload_bytes`: the size of the payload."""
     batch = OutgoingBatch(-1)

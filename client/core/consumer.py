@@ -39,16 +39,16 @@ from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import ConnectionLost, MagnetarError, SubscriptionNotFound, TopicNotFound
 from ...proto.names import Position
 from .chunking import (
-    EXPIRE_S,
-    GIVEN_BACK_FIRST_S_MAX,
-    GIVEN_BACK_S_MAX,
-    GIVEN_BACK_S_MIN,
+    CHUNK_REDELIVERY_S_MAX,
+    CHUNK_REDELIVERY_S_MIN,
+    FIRST_CHUNK_DELAY_S_MAX,
+    INCOMPLETE_EXPIRE_S,
     ChunkAddResult,
     ChunkAssembler,
     PartialMessage,
 )
 from .effects import (
-    FINAL,
+    FINAL_ERRORS,
     AnswerRequest,
     AttachedConsumerOptions,
     AttachToBroker,
@@ -68,7 +68,7 @@ from .effects import (
 )
 from .failover import Backoff
 from .redelivery import (
-    GROUP_MESSAGES,
+    ACK_GROUP_MESSAGES,
     AckTimeoutTracker,
     AckTracker,
     DuplicateFilter,
@@ -134,7 +134,7 @@ class WithheldEntries:
 # ------------------------------------------------------------------------------------------------------ consumer
 
 
-CHUNK_TICK_S = EXPIRE_S / 4
+CHUNK_EXPIRY_CHECK_S = INCOMPLETE_EXPIRE_S / 4
 
 
 class ConsumerCore:
@@ -159,7 +159,7 @@ class ConsumerCore:
         self._options = options
         self._backoff = backoff
         self._acks = AckTracker()
-        self._group_messages = GROUP_MESSAGES if options.ack_group_s else 1
+        self._group_messages = ACK_GROUP_MESSAGES if options.ack_group_s else 1
         self._nacks = NackTracker()
         self._pieces = NackTracker()  # chunks that are given back, and that the application has not seen
         self._unacked = AckTimeoutTracker(options.ack_timeout_s, options.ack_timeout_tick_s)
@@ -227,7 +227,8 @@ class ConsumerCore:
         alone = self._options.ends_with_topic
         if isinstance(error, TopicNotFound) and alone:
             return [DropQueuedMessages(give_back=False), *self.finish(error, topic_is_gone=True)]
-        if isinstance(error, FINAL) and not (alone and isinstance(error, SubscriptionNotFound)):  # maybe its topic too
+        # maybe its topic too
+        if isinstance(error, FINAL_ERRORS) and not (alone and isinstance(error, SubscriptionNotFound)):
             return self.finish(error)
         self.state = PartitionClientState.RECONNECTING
         first = self.chunks.first_chunk_position()
@@ -320,11 +321,11 @@ class ConsumerCore:
         chunks that it gives back are requested later."""
         self.has_new_times = True
         if not self.chunks.incomplete:  # the back-off is the program's: it is asked when chunks come
-            self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
+            self.chunks.expire_s = INCOMPLETE_EXPIRE_S + self._options.nack_delay_ms(0) / 1000
         outcome = self.chunks.add(metadata, place, body, now, entry)
         self._settle_chunks(outcome, now, self.chunks.redelivery_request_count(metadata.uuid))
         if self._chunk_due is None and self.chunks.incomplete:
-            self._chunk_due = now + CHUNK_TICK_S
+            self._chunk_due = now + CHUNK_EXPIRY_CHECK_S
         return outcome.complete
 
     def withhold_entry(
@@ -335,7 +336,7 @@ class ConsumerCore:
         entry is a chunk, the other chunks of its message are kept."""
         self.has_new_times = True
         self._withheld.add(place, permits)
-        self.track(place, now, longer_s)
+        self.start_ack_timeout(place, now, longer_s)
         if self._unacked and self._tick_due is None:
             self._tick_due = now + self._options.ack_timeout_tick_s
         if metadata.num_chunks_from_msg > 1:
@@ -346,7 +347,7 @@ class ConsumerCore:
         """Returns whether an entry is withheld because it cannot be decrypted."""
         return bool(self._withheld)
 
-    def release(self, place: Position) -> None:
+    def release_withheld(self, place: Position) -> None:
         """Fact: the entry at `place` is decrypted or acknowledged. If the entry was withheld from the application, it
         is not any more, and its permits are free."""
         self._free(self._withheld.release(place))
@@ -364,8 +365,8 @@ class ConsumerCore:
         for place in outcome.dropped:
             self.acknowledge(place, -1, 0)
         if outcome.given_back:
-            first_s = min(GIVEN_BACK_FIRST_S_MAX, max(GIVEN_BACK_S_MIN, self._options.nack_delay_ms(0) / 1000))
-            longer_s = min(GIVEN_BACK_S_MAX, first_s * 2 ** min(rounds, 16))
+            first_s = min(FIRST_CHUNK_DELAY_S_MAX, max(CHUNK_REDELIVERY_S_MIN, self._options.nack_delay_ms(0) / 1000))
+            longer_s = min(CHUNK_REDELIVERY_S_MAX, first_s * 2 ** min(rounds, 16))
             for place in outcome.given_back:
                 if place not in self._nacks:
                     self._pieces.track(place, int(now * 1000) + 1, int(longer_s * 1000))
@@ -376,7 +377,7 @@ class ConsumerCore:
                 self._pieces.track(place, int(now * 1000), 0)
 
     # ------------------------------------------------------------------------------ what the application does
-    def track(self, place: Position, now: float, longer_s: float) -> None:
+    def start_ack_timeout(self, place: Position, now: float, longer_s: float) -> None:
         """Starts the ack time-out of the entry at `place`, because the application received a message of it.
         `longer_s`: seconds that are added to the time-out."""
         if self._options.ack_timeout_s:
@@ -391,7 +392,7 @@ class ConsumerCore:
         if self._unacked.watched:
             self._unacked.discard(place)
         if self._withheld.permits and index < 0:
-            self.release(place)
+            self.release_withheld(place)
         if self._nacks.watched and (index < 0 or size == 1):
             self._nacks.discard(place)
         if self._pieces.watched:
@@ -425,7 +426,7 @@ class ConsumerCore:
             self._pieces.discard_up_to(place)
         self._unacked.discard_up_to(place)
 
-    def try_cumulative_ack(self, place: Position) -> bool:
+    def cover_by_cumulative_ack(self, place: Position) -> bool:
         """Returns whether a cumulative acknowledgement may cover the whole entry at `place`. If so, records that
         chunked messages up to this entry are acknowledged; the caller sends the acknowledgement itself."""
         covered = self._floor(place) == place
@@ -547,7 +548,7 @@ class ConsumerCore:
             self.ack_due = None
             self._send_acks(effects)
         if self._chunk_due is not None and now >= self._chunk_due:
-            self._chunk_due = now + CHUNK_TICK_S if self.chunks.incomplete else None
+            self._chunk_due = now + CHUNK_EXPIRY_CHECK_S if self.chunks.incomplete else None
             self._settle_chunks(self.chunks.expire(now), now)
         if self._tick_due is not None and now >= self._tick_due:
             self._tick_due = None

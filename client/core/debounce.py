@@ -29,9 +29,9 @@ from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 from ...proto.names import STICKY_SLOTS, compute_key_slot
-from .redelivery import Place
+from .redelivery import MessagePlace
 
-IDLE_S = 0.5
+END_OF_TOPIC_IDLE_S = 0.5
 """Seconds without a message after which the last ones of a topic are not waited for any longer."""
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class KeyedMessage(NamedTuple, Generic[T]):
     broker stored its entry, in ms since the epoch (0: not known, which counts as no key)."""
 
     message: T
-    place: Place
+    place: MessagePlace
     key: str | None
     published_ms: int
 
@@ -60,7 +60,7 @@ class Debounce(Generic[T]):
     def __init__(self, window_s: float) -> None:
         self.superseded = 0  # messages
         self._window_ms = max(1, round(window_s * 1000))
-        self._idle_s = min(window_s, IDLE_S)
+        self._idle_s = min(window_s, END_OF_TOPIC_IDLE_S)
         self._copies: list[T] = []
         self._held: dict[str, _Held[T]] = {}
         self._ends: list[tuple[int, int, str]] = []  # a heap: end of the window, number, key
@@ -147,13 +147,13 @@ class Debounce(Generic[T]):
         return None
 
     @property
-    def held(self) -> Sequence[T]:
+    def held_messages(self) -> Sequence[T]:
         """Returns the held messages, at most one of each key."""
         return [each.given.message for each in self._held.values()]
 
     def clear(self) -> Sequence[T]:
         """Removes and returns all held messages, because the broker delivers them again."""
-        held = self.held
+        held = self.held_messages
         self._held.clear()
         self._ends.clear()
         self._published_ms = 0

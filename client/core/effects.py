@@ -1,6 +1,6 @@
 """The options and effects of the cores of producers and consumers. Also what both cores use: the errors that finish
-them (`FINAL`), `ErrorLogThrottle` and `PartitionClientState`. Options are given to a core when it is made; effects are
-the actions that a core asks its driver to do.
+them (`FINAL_ERRORS`), `ErrorLogThrottle` and `PartitionClientState`. Options are given to a core when it is made;
+effects are the actions that a core asks its driver to do.
 
 A driver does the effects of a fact in their order, before it passes the next fact to the core."""
 
@@ -250,15 +250,15 @@ ConsumerEffect = (
 # tests/client/core/test_cores.py.
 
 
-FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest, DataLost)
+FINAL_ERRORS = (NotAllowed, NotFound, Unauthorized, InvalidRequest, DataLost)
 """Errors after which a producer or consumer is not opened again: a further attempt would fail, too."""
-SEALED = (ProducerFenced, TopicTerminated)
-PRODUCER_FINAL = (*SEALED, *FINAL)
-_ROUTINE = (ConnectionLost, TimedOut, NotOwner, *PRODUCER_FINAL)
+SEALED_ERRORS = (ProducerFenced, TopicTerminated)
+PRODUCER_FINAL_ERRORS = (*SEALED_ERRORS, *FINAL_ERRORS)
+_ROUTINE = (ConnectionLost, TimedOut, NotOwner, *PRODUCER_FINAL_ERRORS)
 """Errors that a topic's move or a broker's restart causes, or that finish the producer: they are not logged as
 warnings."""
 
-SAY_EVERY_S = 60.0
+ERROR_LOG_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
@@ -278,7 +278,7 @@ class ErrorLogThrottle:
             return None
         kind = type(error).__name__
         self.last = f"the broker said: {kind}: {error.message}"
-        if now - self._said.get(kind, -inf) < SAY_EVERY_S:
+        if now - self._said.get(kind, -inf) < ERROR_LOG_EVERY_S:
             return None
         self._said[kind] = now
         return None if isinstance(error, _ROUTINE) else self.last

@@ -59,7 +59,7 @@ class ClusterFailoverCore:
 # after a success.
 
 
-GROWTH = 1.25
+BACKOFF_GROWTH = 1.25
 
 
 class RandomSource(Protocol):
@@ -84,7 +84,7 @@ class Backoff:
         """Returns the seconds to wait before the next attempt. Each call raises the pause of the next call, up to the
         limit."""
         delay = self._next_s
-        self._next_s = min(delay * GROWTH, self._last_s)
+        self._next_s = min(delay * BACKOFF_GROWTH, self._last_s)
         return delay * (1 - self._rng.random() / 10)
 
     def reset(self) -> None:

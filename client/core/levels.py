@@ -15,10 +15,10 @@ level, and draws from the queues in turns. Each of these topics keeps its own or
 weights. The level with the earliest due time is next, of several the most urgent one. An empty level is passed over,
 and gains nothing: when it has an item again it is due now at the earliest. So, among levels that always have items,
 each gets its share of the draws, up to one draw for each level. A level with an item waits for at most
-`LevelTurns.wait_max` draws. Without weights (strictly) all strides are 0: the most urgent level with an item is next,
-and the others may wait for ever. **Order.** Items of one level leave in the order in which they came. **Threads.** The
-queues are deques: an item is drawn once, whatever threads draw. Two threads that draw at the same time may count as one
-draw. Guards: tests/client/core/test_levels.py (a random walk beside a naive model)."""
+`LevelTurns.overtaking_items_max` draws. Without weights (strictly) all strides are 0: the most urgent level with an
+item is next, and the others may wait for ever. **Order.** Items of one level leave in the order in which they came.
+**Threads.** The queues are deques: an item is drawn once, whatever threads draw. Two threads that draw at the same time
+may count as one draw. Guards: tests/client/core/test_levels.py (a random walk beside a naive model)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Other = TypeVar("Other")
 LEVELS_MAX = 10
 """Most levels of a topic: each is a topic, with a subscription and a queue in the client."""
 WEIGHT_MAX = 1000
-STRICT = "strict"
+STRICT_WEIGHTS = "strict"
 """The `weights` of a consumer that receives from the most urgent level that has a message."""
 
 
@@ -73,7 +73,7 @@ class LevelTurns:
         self._due = [0] * levels
         self._now = 0  # the due time of the latest draw
 
-    def choose(self, queues: Sequence[Sized]) -> int | None:
+    def choose_level(self, queues: Sequence[Sized]) -> int | None:
         """Returns the level whose turn it is among those with items; None if all queues are empty. Changes nothing."""
         found: int | None = None
         earliest = 0
@@ -84,12 +84,12 @@ class LevelTurns:
                     found, earliest = level, due
         return found
 
-    def draw(self, level: int) -> None:
+    def on_drawn(self, level: int) -> None:
         """Fact: an item of the level was drawn. Its next turn comes later, by the weight of the level."""
         self._now = max(self._due[level], self._now)
         self._due[level] = self._now + self._strides[level]
 
-    def wait_max(self, level: int) -> int:
+    def overtaking_items_max(self, level: int) -> int:
         """Returns how many items of other levels are drawn at most while the level has an item. There must be weights:
         without them there is no limit."""
         own = self.weights[level]
@@ -116,7 +116,7 @@ class LevelQueues(Generic[T]):
         """Returns empty queues that share the LevelTurns of these."""
         return LevelQueues(self.turns, self.level_of)
 
-    def derive(self, item_of: Callable[[Other], T]) -> LevelQueues[Other]:
+    def make_queues_for(self, item_of: Callable[[Other], T]) -> LevelQueues[Other]:
         """Returns empty queues for other objects, with their own LevelTurns of the same weights. `item_of` returns the
         item whose level an object has."""
         level_of = self.level_of
@@ -132,7 +132,7 @@ class LevelQueues(Generic[T]):
     def __getitem__(self, first: int) -> T:
         """Returns the item that `popleft` returns next, without removing it; `first` is 0. Raises IndexError if all
         queues are empty."""
-        level = self.turns.choose(self._queues)
+        level = self.turns.choose_level(self._queues)
         if level is None:
             raise IndexError("all levels are empty")
         return self._queues[level][first]
@@ -158,8 +158,8 @@ class LevelQueues(Generic[T]):
     def popleft(self) -> T:
         """Removes the first item of the level whose turn it is, and returns it. Raises IndexError if all queues are
         empty. If Ctrl-C interrupts the call, the item stays in its queue."""
-        while (level := self.turns.choose(self._queues)) is not None:
-            self.turns.draw(level)
+        while (level := self.turns.choose_level(self._queues)) is not None:
+            self.turns.on_drawn(level)
             try:
                 for item in self._firsts[level]:  # no call of `popleft`: Ctrl-C would fall between it and its result
                     return item
@@ -174,7 +174,7 @@ class LevelQueues(Generic[T]):
             assert all(self.level_of(item) == level for item in queue), f"level {level} has items of another one"
 
 
-Queue = deque[Any] | LevelQueues[Any]
+LevelOrPlainQueue = deque[Any] | LevelQueues[Any]
 """What keeps items in their order: of one level, or of several."""
 
 

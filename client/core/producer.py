@@ -17,8 +17,8 @@ which the producer was finished. When the oldest entry times out, all entries in
 connection is given up: a later entry must not be stored in the place of the oldest.
 
 **Reconnect.** After a lost connection or an error that may pass the producer is opened again, with back-off; an error
-of PRODUCER_FINAL finishes it. If a publish is refused and sent again, the error of the refusal is remembered, as the
-reason of a later time-out (client/core/effects.py).
+of PRODUCER_FINAL_ERRORS finishes it. If a publish is refused and sent again, the error of the refusal is remembered, as
+the reason of a later time-out (client/core/effects.py).
 
 **Late opening.** A producer that is opened with its first message (`open_at_first_message`) keeps messages without
 sequence ids until the broker has said which ids it knows; then the messages get their ids (`_admit`).
@@ -37,7 +37,7 @@ from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, TimedOut
 from ...proto.names import Position
 from ..common.rate_limits import SendMemoryLimit
-from .batcher import Batcher, Callback, OutgoingBatch, OutgoingMessage, encode_batch_entry
+from .batcher import Batcher, OutgoingBatch, OutgoingMessage, SendCallback, encode_batch_entry
 from .chunking import (
     CHUNKED_BYTES_MAX,
     OutgoingEntryQueue,
@@ -47,8 +47,8 @@ from .chunking import (
     make_single_message_batch,
 )
 from .effects import (
-    PRODUCER_FINAL,
-    SEALED,
+    PRODUCER_FINAL_ERRORS,
+    SEALED_ERRORS,
     AttachedProducerOptions,
     AttachToBroker,
     DetachFromBroker,
@@ -113,7 +113,9 @@ class ProducerCore:
         self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
     # ------------------------------------------------------------------------------ from any thread
-    def add(self, payload: bytes, callback: Callback, share: SendAllowance | None = None) -> MessageAddResult | None:
+    def add(
+        self, payload: bytes, callback: SendCallback, share: SendAllowance | None = None
+    ) -> MessageAddResult | None:
         """Adds a message that has a payload and no other field. `share`: the allowance of its transaction, made with
         this core's `lock`; None: no transaction. May be called from any thread.
 
@@ -144,7 +146,7 @@ class ProducerCore:
         waits = self.publish_wanted or (self.delay_due is not None and not self._batcher.ready)
         return None if waits else MessageAddResult.WAKE
 
-    def add_message(self, message: OutgoingMessage, callback: Callback) -> MessageAddResult | None:
+    def add_message(self, message: OutgoingMessage, callback: SendCallback) -> MessageAddResult | None:
         """Adds a message with any fields; returns a MessageAddResult or None, as `add` does. May be called from any
         thread. If the message cannot be encoded, raises the error of the encoder, and the message is not added."""
         if len(message.payload) > self.payload_max:
@@ -166,7 +168,7 @@ class ProducerCore:
         waits = self.publish_wanted or (self.delay_due is not None and not self._batcher.ready)
         return None if waits else MessageAddResult.WAKE
 
-    def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
+    def add_entry(self, entry: bytes, sequence_id: int, callback: SendCallback) -> None:
         """Adds an entry that is already encoded, with its sequence id; `callback` gets its outcome. Must be called
         before the producer is opened, or between two calls of `publish_closed_batches`, in the thread of the driver."""
         batch = OutgoingBatch(sequence_id)
@@ -246,7 +248,7 @@ class ProducerCore:
         """Begins a flush: closes all open batches. When all messages that were added before this call have outcomes,
         the driver gets `waiter` back, in EndFlushes or in the batch of a ReportOutcome. Returns the effects that
         publish the messages."""
-        effects = self.send_now(now, wall_ms)
+        effects = self.publish_open_batches(now, wall_ms)
         with self.lock:
             if self._early:
                 self._early.append((None, waiter))
@@ -254,7 +256,7 @@ class ProducerCore:
                 self._wait_for_last(waiter, effects)
         return effects
 
-    def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
+    def publish_open_batches(self, now: float, wall_ms: int) -> list[ProducerEffect]:
         """Closes all open batches, even while other entries are in flight. Returns the effects that publish them."""
         self._close_batches()
         return self.publish_closed_batches(now, wall_ms)
@@ -269,7 +271,7 @@ class ProducerCore:
     def _close_batches(self) -> None:
         self.delay_due = None
         with self.lock:
-            self._batcher.close()
+            self._batcher.close_batches()
 
     def _take_ready(self, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
         ready, entries = self._batcher.ready, self._entries
@@ -283,7 +285,7 @@ class ProducerCore:
                 waits = is_open and bool(entries.sent or entries.unsent)  # it goes out after them (`must_publish`)
                 self.urgent = waits
                 if is_open and not waits:
-                    self._batcher.close()
+                    self._batcher.close_batches()
             if waits or not ready:
                 break
         self._publish(effects)
@@ -302,7 +304,7 @@ class ProducerCore:
         entries = self._entries
         if self.state is PartitionClientState.CONNECTED:
             while entries.unsent and entries.credit > 0:
-                effects.append(SendEntry(entries.send_next_entry().entry))
+                effects.append(SendEntry(entries.mark_next_sent().entry))
 
     # ------------------------------------------------------------------------------ the connection
     def count_open_attempt(self) -> int:
@@ -353,7 +355,7 @@ class ProducerCore:
             early, self._early = self._early, None
             for message, called in early:
                 if message is None:
-                    self._batcher.close()
+                    self._batcher.close_batches()
                     self._wait_for_last(called, effects)
                     continue
                 try:
@@ -382,7 +384,7 @@ class ProducerCore:
             return effects
         if (text := self._reasons.admit(error, now)) is not None:
             effects.append(LogWarning(f"messages are not acknowledged and are sent again: {text}"))
-        if isinstance(error, PRODUCER_FINAL):
+        if isinstance(error, PRODUCER_FINAL_ERRORS):
             return effects + self.finish(error)
         self._reconnect(effects)
         return effects
@@ -432,7 +434,7 @@ class ProducerCore:
         """Fact: the broker refused the oldest entry, which has this sequence id, with `error`. If the error is
         permanent, the entry's messages get it; else the producer reconnects and publishes the entry again. Returns the
         effects."""
-        if not error.definite or error.retryable or isinstance(error, SEALED):
+        if not error.definite or error.retryable or isinstance(error, SEALED_ERRORS):
             return [DetachFromBroker(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
         sent = self._entries.sent
@@ -511,7 +513,7 @@ class ProducerCore:
         with self.lock:
             if self.error is None:
                 self.error = error
-            self._batcher.close()
+            self._batcher.close_batches()
             early, self._early = self._early, None
         self.delay_due = None
         waiting = [*self._entries.take_all(), *self._batcher.ready]

@@ -32,8 +32,8 @@ from pyroaring import BitMap
 
 from ...proto.names import Position
 
-PRECISION_MS = 256
-BUCKETS_MAX = 256
+NACK_PRECISION_MS = 256
+NACK_BUCKETS_MAX = 256
 
 
 class AckTimeoutTracker:
@@ -127,7 +127,7 @@ class NackTracker:
         elif entry_id in watched:
             return
         watched.add(entry_id)
-        width = max(PRECISION_MS, -(-delay_ms // BUCKETS_MAX))
+        width = max(NACK_PRECISION_MS, -(-delay_ms // NACK_BUCKETS_MAX))
         due = -(-(now_ms + delay_ms) // width) * width
         bucket = self._buckets.setdefault(due, {})
         if ledger_id not in bucket:
@@ -207,12 +207,12 @@ class NackTracker:
 # cost a few bytes. A cumulative acknowledgement covers what is before it: single ones of before it are dropped.
 # `take_ack_group` removes and returns what is to be sent; what was sent and lost with a stream is delivered again by
 # the broker (at least once). The core calls it when the oldest has waited for `ack_group_s`, or when `pending_messages`
-# reaches GROUP_MESSAGES (Pulsar's figures, A3).
+# reaches ACK_GROUP_MESSAGES (Pulsar's figures, A3).
 # Guarding tests: tests/client/core/test_cores.py.
 
 
-GROUP_MESSAGES = 1000
-WHOLE = -1
+ACK_GROUP_MESSAGES = 1000
+WHOLE_ENTRY = -1
 """Last index of a cumulative acknowledgement that covers its whole entry."""
 
 
@@ -268,7 +268,7 @@ class AckTracker:
         at `position`, which has `size` messages. Drops acknowledgements that this one covers; changes nothing if an
         earlier cumulative acknowledgement reaches further."""
         self.pending_messages += 1
-        last = WHOLE if index < 0 or index + 1 == size else index
+        last = WHOLE_ENTRY if index < 0 or index + 1 == size else index
         if self._cumulative is None or _order(position, last) > _order(*self._cumulative):
             self._cumulative = position, last
         before = self._cumulative[0]
@@ -302,7 +302,7 @@ class AckTracker:
 
 
 def _order(position: Position, last: int) -> tuple[Position, float]:
-    return position, float("inf") if last == WHOLE else last
+    return position, float("inf") if last == WHOLE_ENTRY else last
 
 
 # ------------------------------------------------------------------------------------------------------- repeats
@@ -324,9 +324,9 @@ def _order(position: Position, last: int) -> tuple[Position, float]:
 # Guarding tests: tests/client/core/test_repeats.py, tests/client/transactions/test_transactions.py.
 
 
-Place = tuple[int, int, float]
+MessagePlace = tuple[int, int, float]
 """Ledger, entry, batch index: where a message is in the log. Batch index -1: the message is not in a batch."""
-BEFORE_ALL: Place = (-1, -1, -1)
+PLACE_BEFORE_ALL: MessagePlace = (-1, -1, -1)
 
 
 class DuplicateFilter:
@@ -339,34 +339,34 @@ class DuplicateFilter:
     def __init__(self) -> None:
         self.in_use = False  # the application acknowledges cumulatively in transactions
         self.is_unsure = False  # the application may have copies, or what another consumer processed
-        self.until: Place | None = None  # what is before this comes again; None: all has come again
-        self._next = BEFORE_ALL  # the application has what is before this; BEFORE_ALL: not known
-        self._confirmed = BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
+        self.until: MessagePlace | None = None  # what is before this comes again; None: all has come again
+        self._next = PLACE_BEFORE_ALL  # the application has what is before this; BEFORE_ALL: not known
+        self._confirmed = PLACE_BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
 
-    def on_messages_queued(self, last: Place) -> None:
+    def on_messages_queued(self, last: MessagePlace) -> None:
         """Fact: all messages up to and including the place `last` are in the receiver queue or were received by the
         application."""
         self._next = (last[0], last[1], last[2] + 1)
 
-    def on_confirmed(self, place: Place) -> None:
+    def on_confirmed(self, place: MessagePlace) -> None:
         """Fact: the broker made a cumulative acknowledgement up to `place` durable, as a pending part of a
         transaction."""
         self._confirmed = max(self._confirmed, place)
 
-    def on_reading_restarted(self, first: Place) -> None:
+    def on_reading_restarted(self, first: MessagePlace) -> None:
         """Fact: the application has received neither the message at `first` nor any message after it."""
         self._next = min(self._next, first)
 
     def on_lost(self) -> None:
         """Fact: the connection is lost, and the messages in the receiver queue were dropped. (`on_reading_restarted`
         must have reported the first of them.) Messages before that one are repeats when they come again."""
-        if self._next != BEFORE_ALL:
+        if self._next != PLACE_BEFORE_ALL:
             self.until = self._next
 
     def on_consumer_inactive(self) -> None:
         """Fact: another consumer of the subscription became the active one, and may process the messages that this
         consumer has received."""
-        if self._next != BEFORE_ALL:
+        if self._next != PLACE_BEFORE_ALL:
             self.is_unsure = True
 
     def clear(self) -> None:
@@ -374,9 +374,9 @@ class DuplicateFilter:
         Clears the filter."""
         self.until = None
         self.is_unsure = False
-        self._next = self._confirmed = BEFORE_ALL
+        self._next = self._confirmed = PLACE_BEFORE_ALL
 
-    def find_end_of_repeats(self, first: Place) -> Place | None:
+    def find_end_of_repeats(self, first: MessagePlace) -> MessagePlace | None:
         """Fact: messages from the place `first` on were delivered. Returns the place before which they are repeats of
         messages that the application has; None if all of them must be passed to the application."""
         if first <= self._confirmed:

@@ -50,11 +50,11 @@ from ..common.errors import (
     translate_error,
 )
 
-MESSAGES_MAX = 1_000_000
+TRANSACTION_MESSAGES_MAX = 1_000_000
 """Most messages of one transaction: readers wait for all of them, and an abort hides each of them singly."""
-SHARE_MESSAGES = 10_000
+ALLOWANCE_MESSAGES = 10_000
 """Messages that a SendAllowance allows a producer to send before it must ask the transaction again."""
-NOWHERE = Position(-1, -1)
+NO_POSITION = Position(-1, -1)
 
 
 class TransactionState(Enum):
@@ -71,7 +71,7 @@ class TransactionState(Enum):
     ERROR = "ERROR"
 
 
-WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
+ENDING_STATES = TransactionState.COMMITTING, TransactionState.PREPARING
 """States in which the end of the transaction waits for its operations' outcomes."""
 
 
@@ -117,7 +117,7 @@ class ReportTransactionEnd(NamedTuple):
 TransactionEffect = AskToEndTransaction | ReportOperationsDone | ReportTransactionEnd
 
 
-class TransactionEndpoint(Protocol):
+class PartitionClientPort(Protocol):
     """The interface of the producer or consumer of one partition that sends messages or acknowledgements in a
     transaction. PartitionProducer and PartitionConsumer implement it; a transaction calls it."""
 
@@ -125,7 +125,7 @@ class TransactionEndpoint(Protocol):
 
     @property
     def topic(self) -> TopicName: ...
-    def send_now(self) -> None:
+    def send_waiting_now(self) -> None:
         """Sends at once what waits to be sent in groups: the open batches of a producer, the acknowledgements of a
         consumer. Called in the event loop when the transaction commits."""
         ...
@@ -178,14 +178,14 @@ class TransactionPort:
         commit waits for these outcomes."""
         raise NotImplementedError
 
-    def begin_operation(self, where: TransactionEndpoint, connections: object) -> None:
+    def begin_operation(self, where: PartitionClientPort, connections: object) -> None:
         """Begins an operation of the transaction: a message or an acknowledgement will be sent by the producer or
         consumer `where`. May be called from any thread. Raises TransactionEnded if the transaction is not open,
         MessageTooBig if it has too many messages, InvalidConfiguration if `connections` are those of another client."""
         raise NotImplementedError
 
     def allow_sends(
-        self, where: TransactionEndpoint, connections: object, lock: AbstractContextManager[Any]
+        self, where: PartitionClientPort, connections: object, lock: AbstractContextManager[Any]
     ) -> SendAllowance:
         """Returns the SendAllowance under which the producer `where` may send at least one message. Raises the errors
         of `begin_operation`. `lock`: the lock of the producer, which the caller must not hold."""
@@ -201,7 +201,7 @@ class TransactionPort:
         transaction is reported. It must make the broker deliver the acknowledged messages again."""
         raise NotImplementedError
 
-    def on_stored(self, where: TransactionEndpoint, messages: int, position: Position) -> None:
+    def on_stored(self, where: PartitionClientPort, messages: int, position: Position) -> None:
         """Fact: the broker confirmed that an entry with `messages` messages is stored at `position`. Of a message in
         chunks `messages` is 1 for the last chunk and 0 for the others."""
         raise NotImplementedError
@@ -253,13 +253,13 @@ class TransactionCore:
             self._touch(topic)
 
     def allow_sends(self, topic: str, share: SendAllowance) -> None:
-        """Allows the producer of `topic` to send up to SHARE_MESSAGES more messages under the SendAllowance `share`,
-        which may be new. Does nothing if `share` has messages left. Raises the errors of `begin_operation`."""
+        """Allows the producer of `topic` to send up to ALLOWANCE_MESSAGES more messages under the SendAllowance
+        `share`, which may be new. Does nothing if `share` has messages left. Raises the errors of `begin_operation`."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
             if not share.left:
-                more = self._allow(SHARE_MESSAGES)
+                more = self._allow(ALLOWANCE_MESSAGES)
                 with share.lock:
                     share.allowed += more
                     share.left += more
@@ -270,22 +270,23 @@ class TransactionCore:
     def _allow(self, messages: int) -> int:
         """Reserves up to `messages` more messages; returns how many, at least one. Raises MessageTooBig if there is no
         room."""
-        if self._allowed >= MESSAGES_MAX:
+        if self._allowed >= TRANSACTION_MESSAGES_MAX:
             for share in self._shares:  # what others do not use
                 self._allowed -= share.allowed
                 self._allowed += share.close()
-        allowed = min(messages, MESSAGES_MAX - self._allowed)
+        allowed = min(messages, TRANSACTION_MESSAGES_MAX - self._allowed)
         if allowed <= 0:
             raise MessageTooBig(
-                f"transaction {self.txn} has {MESSAGES_MAX} messages; the limit is {MESSAGES_MAX}: commit, and begin"
-                " another one", limit=MESSAGES_MAX,
+                f"transaction {self.txn} has {TRANSACTION_MESSAGES_MAX} messages; the limit is "
+                f"{TRANSACTION_MESSAGES_MAX}: commit, and begin"
+                " another one", limit=TRANSACTION_MESSAGES_MAX,
             )  # fmt: skip
         self._allowed += allowed
         return allowed
 
     def _touch(self, topic: str) -> None:
         if topic not in self._entries:
-            self._entries[topic], self._last[topic] = 0, NOWHERE
+            self._entries[topic], self._last[topic] = 0, NO_POSITION
 
     def _close_shares(self) -> None:
         """Closes all shares and counts their messages as operations: the transaction is no longer open."""
@@ -311,7 +312,7 @@ class TransactionCore:
         False if no operation may begin; the caller then calls `begin_operation`, which raises the reason. `message`:
         whether the operation is a message, not an acknowledgement."""
         with self._lock:
-            if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
+            if self.state is not TransactionState.OPEN or (message and self._allowed >= TRANSACTION_MESSAGES_MAX):
                 return False
             self._allowed += message
             self._begun += 1
@@ -334,7 +335,7 @@ class TransactionCore:
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
             if position[1] < 0:
-                self._entries[topic], self._last[topic] = -1, NOWHERE
+                self._entries[topic], self._last[topic] = -1, NO_POSITION
             elif position > self._last[topic]:
                 self._last[topic] = position
         with self._lock:
@@ -393,7 +394,7 @@ class TransactionCore:
     def decide_transaction_end(self) -> list[TransactionEffect]:
         """Decides how the transaction ends: as its caller asked, or by an abort if an operation failed. Returns the
         effects. The driver must call it after ReportOperationsDone."""
-        assert self.state in WAITING, "an end waits for this"
+        assert self.state in ENDING_STATES, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
         if self.state is TransactionState.PREPARING:
@@ -429,7 +430,7 @@ class TransactionCore:
         `state`, or with `error`. Returns ReportTransactionEnd."""
         if error is not None:
             return self._on_refused(error)
-        committing = self.state in WAITING
+        committing = self.state in ENDING_STATES
         if state is TxnState.PREPARED and self.state is TransactionState.PREPARING:
             return self._set_ended(TransactionState.PREPARED, None)
         if state is TxnState.COMMITTED:
@@ -510,8 +511,8 @@ class TransactionCore:
 
     def check(self) -> None:
         assert self.pending_operations >= 0, "an outcome is told once"
-        assert 0 <= self.message_count <= MESSAGES_MAX, "no more messages than may be"
-        assert not self._waiting or self.state in WAITING, "an end waits for the operations"
+        assert 0 <= self.message_count <= TRANSACTION_MESSAGES_MAX, "no more messages than may be"
+        assert not self._waiting or self.state in ENDING_STATES, "an end waits for the operations"
         if self.state is TransactionState.COMMITTED:
             assert self.failure is None, "what failed is not committed"
             assert not self.pending_operations, "a commit waits for every operation"

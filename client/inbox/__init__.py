@@ -11,7 +11,14 @@ from functools import wraps
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..common.checks import NAME, ParameterCheck, WrongType, check_parameter, make_methods_check, make_missing_extra
+from ..common.checks import (
+    NAME_CHECK,
+    ParameterCheck,
+    WrongType,
+    check_parameter,
+    make_methods_check,
+    make_missing_extra,
+)
 
 if TYPE_CHECKING:
     from ..model.message import Message
@@ -22,7 +29,7 @@ __all__ = ["DjangoInbox", "SQLAlchemyInbox", "message_key", "once"]
 
 _PLACES = {"DjangoInbox": "django", "SQLAlchemyInbox": "tables"}
 
-KEY_MAX = 255
+KEY_CHARACTERS_MAX = 255
 """Most characters of a stored key, which is a part of a unique index."""
 
 KEPT_S = 7 * 86_400.0
@@ -52,7 +59,7 @@ def message_key(message: Message) -> str:
 def shorten_inbox_key(key: str) -> str:
     """Returns the form of the key that is stored: the key itself, or its SHA-256 hash as text if the key has more than
     KEY_MAX characters."""
-    return key if len(key) <= KEY_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"
+    return key if len(key) <= KEY_CHARACTERS_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
 class Inbox(Protocol):
@@ -70,7 +77,7 @@ class Inbox(Protocol):
     first_time: Callable[..., bool]
 
 
-BEGIN = ParameterCheck("a function that begins a transaction, or None", (object,), callable, True)
+BEGIN_CHECK = ParameterCheck("a function that begins a transaction, or None", (object,), callable, True)
 
 
 def once(
@@ -97,8 +104,8 @@ def once(
     coroutine function as handler.
     """
     check_parameter("inbox", make_methods_check("open_transaction", "first_time"), inbox)
-    check_parameter("subscription", NAME._replace(optional=True), subscription)
-    check_parameter("begin", BEGIN, begin)
+    check_parameter("subscription", NAME_CHECK._replace(optional=True), subscription)
+    check_parameter("begin", BEGIN_CHECK, begin)
 
     def decorate(function: Callable[..., Any]) -> Callable[[Message], Any]:
         if inspect.iscoroutinefunction(function):

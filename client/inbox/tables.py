@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from ...runtime.clock import SystemClock
 from ..common.checks import WrongType
-from . import KEPT_S, KEY_MAX, shorten_inbox_key
+from . import KEPT_S, KEY_CHARACTERS_MAX, shorten_inbox_key
 
 _clock = SystemClock()
 
@@ -38,8 +38,8 @@ class SQLAlchemyInbox:
     def __init__(self, metadata: MetaData, table: str = "magnetar_inbox", *, schema: str | None = None) -> None:
         self.rows = Table(
             table, metadata,
-            Column("subscription", String(KEY_MAX), primary_key=True),
-            Column("key", String(KEY_MAX), primary_key=True),
+            Column("subscription", String(KEY_CHARACTERS_MAX), primary_key=True),
+            Column("key", String(KEY_CHARACTERS_MAX), primary_key=True),
             Column("done", BigInteger, nullable=False),
             Index(f"{table}_done", "done"),
             schema=schema,

@@ -311,7 +311,7 @@ def _descriptors(descriptor: Any) -> dict[str, str]:
     }
 
 
-SINGLE = {
+PRIMITIVE_SCHEMAS = {
     SchemaType[each()._schema_name]: each()
     for each in (
         BooleanSchema, Int8Schema, Int16Schema, Int32Schema,
@@ -356,7 +356,7 @@ class AutoConsumeSchema(Schema):
                 raise InvalidMessage(f"the payload is not JSON: {error}") from error
         if writer.type is SchemaType.KEY_VALUE:
             return self._pair(payload, writer)
-        single = SINGLE.get(writer.type)
+        single = PRIMITIVE_SCHEMAS.get(writer.type)
         return payload if single is None else single.decode(payload)
 
     def _pair(self, payload: bytes, writer: SchemaInfo) -> Any:

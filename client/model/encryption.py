@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from ...proto.entry import Encrypt, encode_client_part, parse_header, split_broker_part
+from ...proto.entry import EncryptFunction, encode_client_part, parse_header, split_broker_part
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
-from ..common.checks import PATH, check_parameters, shorten_value
+from ..common.checks import PATH_CHECK, check_parameters, shorten_value
 from ..common.errors import CryptoError, OperationNotSupported
 from ..common.loggers import reraise_interrupt
 
@@ -205,7 +205,7 @@ def _rsa(key: Any, name: str) -> Any:
 # (client/model/encryption.py). Guard: tests/client/model/test_keys.py.
 
 
-KEPT_S = 4 * 3600.0
+KEY_CACHE_S = 4 * 3600.0
 """Seconds for which a data key is used, and for which a key of the reader is cached: Pulsar's figure."""
 KEY_FILE_BYTES_MAX = 1 << 16
 """Largest key file, in bytes: the PEM of a key of 16,384 bits has 13 KB."""
@@ -260,7 +260,7 @@ class CryptoKeyReader:
         return _read(self._private_key_path)
 
 
-_PATHS = {"public_key_path": PATH, "private_key_path": PATH}
+_PATHS = {"public_key_path": PATH_CHECK, "private_key_path": PATH_CHECK}
 
 
 def _read(path: str) -> bytes:
@@ -285,15 +285,15 @@ def _read(path: str) -> bytes:
 # chunk alone. `metadata` gets `encryption_keys` (name, wrapped data key, the reader's metadata) and `encryption_param`
 # (the IV); `encryption_algo` stays empty, as Pulsar's clients leave it.
 #
-# **No IV twice.** Each entry has a random IV of 96 bits. A data key makes at most USES_MAX of them and lives KEPT_S;
-# then a new one is made, and the public keys are read anew. The chunks of a message share one, so that they have one
-# size.
+# **No IV twice.** Each entry has a random IV of 96 bits. A data key makes at most DATA_KEY_USES_MAX of them and lives
+# KEPT_S; then a new one is made, and the public keys are read anew. The chunks of a message share one, so that they
+# have one size.
 #
 # **Never in clear.** When a new data key cannot be made, CryptoError is raised: the entry is not sent.
 # Guard: tests/client/model/test_decryptor.py.
 
 
-USES_MAX = 1 << 31
+DATA_KEY_USES_MAX = 1 << 31
 """Most entries that are encrypted with one data key: half of what random IVs of 96 bits allow."""
 
 
@@ -318,7 +318,7 @@ class Encryptor:
     def __call__(self, metadata: MessageMetadata, payload: bytes) -> bytes:
         """Encrypts a payload and returns the ciphertext. Writes the wrapped data keys and the initialization vector
         into `metadata`. Raises CryptoError if a new data key is due, and a public key cannot be read."""
-        if not metadata.num_chunks_from_msg and (self._uses >= USES_MAX or self._now() >= self._until):
+        if not metadata.num_chunks_from_msg and (self._uses >= DATA_KEY_USES_MAX or self._now() >= self._until):
             self._renew()
         iv = self._random(IV_BYTES)
         self._uses += 1
@@ -333,7 +333,7 @@ class Encryptor:
         self._key: AESGCM = make_cipher(fresh)
         self._wrapped = found
         self._uses = 0
-        self._until = self._now() + KEPT_S
+        self._until = self._now() + KEY_CACHE_S
 
     def _wrapped_for(self, name: str, fresh: bytes) -> EncryptionKeys:
         try:
@@ -360,27 +360,27 @@ class Encryptor:
 #
 # A data key is found by its wrapped bytes in a cache; a miss asks the reader for the private key of each name until one
 # unwraps. Data keys and private keys are kept for KEPT_S. What failed under a name and its metadata is tried again
-# after FAILED_S; it hides nothing that another name unwraps.
+# after ERROR_CACHE_S; it hides nothing that another name unwraps.
 #
 # **Hostile metadata** costs at most KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its keys
 # are known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). All caches are
 # bounded. Guard: tests/client/model/test_decryptor.py.
 
 
-KEYS_MAX = 100
+WRAPPED_KEYS_MAX = 100
 """Most wrapped keys of one entry that a consumer accepts: one per reader."""
-KEY_BYTES_MAX = 8192
+WRAPPED_KEY_BYTES_MAX = 8192
 """Largest wrapped key of an entry, in bytes: its name, its value (256 bytes for 2048 bits) and its metadata
 together."""
-KNOWN_MAX = 1000
+KEY_CACHE_MAX = 1000
 """Most items of each cache of a Decryptor."""
-FAILED_S = 10.0
+ERROR_CACHE_S = 10.0
 
 T = TypeVar("T")
 
 
 class _TimedCache(Generic[T]):
-    """A cache of results for KEPT_S, and of errors for FAILED_S; at most KNOWN_MAX of both together."""
+    """A cache of results for KEPT_S, and of errors for ERROR_CACHE_S; at most KNOWN_MAX of both together."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -397,9 +397,9 @@ class _TimedCache(Generic[T]):
 
     def put(self, name: bytes, value: T | CryptoError) -> None:
         self._found.pop(name, None)
-        if len(self._found) >= KNOWN_MAX:
+        if len(self._found) >= KEY_CACHE_MAX:
             del self._found[next(iter(self._found))]
-        self._found[name] = value, self._now() + (FAILED_S if isinstance(value, CryptoError) else KEPT_S)
+        self._found[name] = value, self._now() + (ERROR_CACHE_S if isinstance(value, CryptoError) else KEY_CACHE_S)
 
 
 class Decryptor:
@@ -444,7 +444,7 @@ class Decryptor:
         start = len(entry) - len(split_broker_part(entry)[2])
         return entry[:start] + encode_client_part(metadata, payload)
 
-    def make_copy_encryptor(self, metadata: MessageMetadata) -> Encrypt:
+    def make_copy_encryptor(self, metadata: MessageMetadata) -> EncryptFunction:
         """Returns a function that encrypts a copy of a message for the readers of that message. `metadata`: that of the
         message, whose data key is used again, with a new initialization vector for each copy. Raises CryptoError if
         there is no key reader, or no private key decrypts the message."""
@@ -463,8 +463,8 @@ class Decryptor:
         return encrypt
 
     def _data_key(self, reader: KeyReader, keys: list[EncryptionKeys]) -> AESGCM:
-        if not 0 < len(keys) <= KEYS_MAX:
-            raise CryptoError(f"it is encrypted for {len(keys)} keys; the limit is {KEYS_MAX}")
+        if not 0 < len(keys) <= WRAPPED_KEYS_MAX:
+            raise CryptoError(f"it is encrypted for {len(keys)} keys; the limit is {WRAPPED_KEYS_MAX}")
         for key in keys:
             known = self._data_keys.get(key.value)
             if known is not None and not isinstance(known, CryptoError):
@@ -479,8 +479,8 @@ class Decryptor:
         raise CryptoError(f"no private key decrypts it: {whys[0]}")
 
     def _unwrapped(self, reader: KeyReader, key: EncryptionKeys) -> AESGCM | CryptoError:
-        if not isinstance(key.key, str) or key.ByteSize() > KEY_BYTES_MAX:
-            return CryptoError(f"an encryption key is not UTF-8, or larger than {KEY_BYTES_MAX} bytes")
+        if not isinstance(key.key, str) or key.ByteSize() > WRAPPED_KEY_BYTES_MAX:
+            return CryptoError(f"an encryption key is not UTF-8, or larger than {WRAPPED_KEY_BYTES_MAX} bytes")
         whole = key.SerializePartialToString()
         failure = self._failures.get(whole)
         if failure is not None:

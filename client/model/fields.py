@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from ..common.errors import InvalidMessage
 
-DEPTH_MAX = 200
+AVRO_DEPTH_MAX = 200
 """Deepest nesting of types in an Avro payload."""
-EMPTY_ITEMS_MAX = 64
+EMPTY_ITEMS_PER_BYTE_MAX = 64
 """Most items that take no bytes, for each byte of the payload."""
 
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
@@ -83,11 +83,11 @@ class _Walk:
         self._data = data
         self._names = names
         self._at = 0
-        self._empty = EMPTY_ITEMS_MAX * len(data)
+        self._empty = EMPTY_ITEMS_PER_BYTE_MAX * len(data)
 
     def walk(self, schema: Any, depth: int) -> None:
-        if depth > DEPTH_MAX:
-            raise InvalidMessage(f"the payload is deeper than {DEPTH_MAX} types")
+        if depth > AVRO_DEPTH_MAX:
+            raise InvalidMessage(f"the payload is deeper than {AVRO_DEPTH_MAX} types")
         if isinstance(schema, list):
             number = self._varint()
             if not 0 <= number < len(schema):

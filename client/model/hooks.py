@@ -26,7 +26,7 @@ from ...proto.names import Position
 from ..common.checks import ParameterCheck
 from ..common.errors import NotAllowedError, Result
 from ..common.loggers import log_foreign_error
-from ..core.batcher import Callback
+from ..core.batcher import SendCallback
 from ..core.redelivery import EntrySets
 from .message import Message, ReceivingConsumer
 from .message_id import MessageId
@@ -57,7 +57,7 @@ class Sending:
         self.properties: dict[str, str] = dict(properties or {})  # a copy: hooks may change it
         self.original = original  # of a copy: the received message
         self.notes: dict[Any, Any] = {}  # for hooks, from `before_send` to `sent`
-        self.callback: Callback = None
+        self.callback: SendCallback = None
         self._hooks: list[Hook] = []  # whose `before_send` was called: they are told the outcome
         self.result: Result | None = None  # in `sent`: the outcome, Result.Ok if it is stored …
         self.message_id: MessageId | None = None  # … its id then …
@@ -129,7 +129,7 @@ class Hook:
         """Called when received messages are settled, or can no longer be settled."""
 
 
-HOOKS = ParameterCheck(
+HOOKS_CHECK = ParameterCheck(
     "a list of magnetar.Hook objects, or None", (list, tuple),
     lambda hooks: all(isinstance(each, Hook) for each in hooks), True,
 )  # fmt: skip
@@ -177,8 +177,8 @@ class HookChain:
 
     @contextmanager
     def run_send_hooks(
-        self, topic: str, content: Any, properties: dict[str, str] | None, callback: Callback
-    ) -> Iterator[tuple[Any, dict[str, str] | None, Callback]]:
+        self, topic: str, content: Any, properties: dict[str, str] | None, callback: SendCallback
+    ) -> Iterator[tuple[Any, dict[str, str] | None, SendCallback]]:
         """Calls `before_send` of the hooks, and `sent` when the message has an outcome. Yields the content, the
         properties and the callback with which the `with` block must add the message to a producer. If the block raises,
         the message was refused, and `sent` is called at once. Raises SendVetoed if a hook refuses the message."""
@@ -306,7 +306,7 @@ class PartitionHooks:
         how = REDELIVERED if entries is None else TIMEOUT if self._times_out else NEGATIVE
         self._chain.report_settled(Settlement(self._consumer, how, None, entries))
 
-    def report_all_unsettleable(self, how: str) -> None:
+    def report_settling_ended(self, how: str) -> None:
         """Reports that no delivered message can be settled any more. `how`: MOVED or CLOSED."""
         self._chain.report_settled(Settlement(self._consumer, how))
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from ...proto.entry import (
-    Encrypt,
+    EncryptFunction,
     EntryHeader,
     EqualLengthPayloads,
     MessageFields,
@@ -40,7 +40,7 @@ from .message_id import MessageId, UncheckedMessageId
 from .schema import BytesSchema, Schema
 
 
-class SchemasByVersion(Protocol):
+class SchemaCachePort(Protocol):
     """The interface of the cache of a topic's schemas, by version, that a Message uses. An object of
     client/connect/connections.py implements it. A version is 8 bytes; an empty one means the newest."""
 
@@ -70,7 +70,7 @@ class ReceivingConsumer(Protocol):
     @property
     def schema(self) -> Schema: ...
     @property
-    def writer_schemas(self) -> SchemasByVersion | None:
+    def writer_schemas(self) -> SchemaCachePort | None:
         """Returns the schemas with which the topic's messages were written. If a topic of this name was deleted and
         created again, these are the schemas of the topic that the consumer reads now."""
         ...
@@ -95,7 +95,7 @@ class ReceivingConsumer(Protocol):
         effect."""
         ...
 
-    def drop_if_expired(self, message: Message) -> bool:
+    def acknowledge_if_expired(self, message: Message) -> bool:
         """Returns whether the message has expired since it was delivered. If so, acknowledges the message, and the
         caller must not give it to the application. Called for messages of entries that have a `broker_clock_ms`."""
         ...
@@ -109,7 +109,7 @@ class ReceivingConsumer(Protocol):
         """Returns the reason of the last negative acknowledgement of the message; None if it is not known."""
         ...
 
-    def make_copy_encryptor(self, message: Message) -> Encrypt | None:
+    def make_copy_encryptor(self, message: Message) -> EncryptFunction | None:
         """Returns a function that encrypts a copy of `message` for the readers of `message`; None if `message` was not
         encrypted. Raises CryptoError if it cannot be decrypted."""
         ...
@@ -234,7 +234,7 @@ class Message:
         if (writers := self._decoded_by()) is not None:
             await writers.fetch_schema(self.writer_version)
 
-    def _decoded_by(self) -> SchemasByVersion | None:
+    def _decoded_by(self) -> SchemaCachePort | None:
         schema = self.entry.consumer.schema
         return self.entry.writers if schema.by_writer and (self.writer_version or schema.needs_writer) else None
 
@@ -380,7 +380,7 @@ def read_filter_field(message: Message, name: str) -> str | int | None:
 # `MessageBatch`: takes the payload of a batch apart, which a program got by other ways than a consumer.
 
 
-MESSAGES_MAX = 1 << 20
+BATCH_MESSAGES_MAX = 1 << 20
 _NOWHERE = TopicName.parse("persistent://public/default/batch")
 
 
@@ -402,7 +402,7 @@ class MessageBatch:
         """Parses the payload `data` of a batch and returns its messages. `size`: the number of messages in the batch,
         from 1 to MESSAGES_MAX. Raises InvalidMessage if `data` is not a batch of `size` messages, InvalidConfiguration
         for a wrong `size`."""
-        check_parameter("size", make_whole_number_check(1, MESSAGES_MAX), size)
+        check_parameter("size", make_whole_number_check(1, BATCH_MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")
         header = EntryHeader(MessageMetadata(num_messages_in_batch=size), 0)
@@ -448,7 +448,7 @@ class _Unconnected(ReceivingConsumer):
     def on_taken(self, message: Message) -> None: ...
     def on_message_put_back(self, message: Message) -> None: ...
     def on_dequeue_interrupted(self) -> None: ...
-    def drop_if_expired(self, message: Message) -> bool:
+    def acknowledge_if_expired(self, message: Message) -> bool:
         return False
 
     def acknowledge(self, which: Message) -> None: ...

@@ -13,8 +13,8 @@ from ...proto.entry_pb2 import MessageIdData
 from ...proto.errors import MagnetarError
 from ...proto.names import EARLIEST, LATEST, Position
 from ..common.checks import (
-    MESSAGE_ID,
-    TEXT,
+    MESSAGE_ID_CHECKS,
+    TEXT_CHECK,
     TEXT_OR_NONE,
     WrongIdText,
     WrongMessageType,
@@ -27,9 +27,9 @@ from ..common.checks import (
 
 _U64 = 1 << 64
 _I63 = 1 << 63
-Whole = int | Any
-Text = str | Any
-Bytes = bytes | Any
+UncheckedInt = int | Any
+UncheckedText = str | Any
+UncheckedBytes = bytes | Any
 """Types of parameters as the compiled module declares them. `Any` lets a value of a wrong type reach our own checks,
 whose errors say what is wrong; otherwise the compiler's check would raise first."""
 
@@ -48,11 +48,11 @@ class MessageId:
     latest: ClassVar[MessageId]
 
     def __init__(
-        self, partition: Whole = -1, ledger_id: Whole = -1, entry_id: Whole = -1, batch_index: Whole = -1,
-        _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
+        self, partition: UncheckedInt = -1, ledger_id: UncheckedInt = -1, entry_id: UncheckedInt = -1,
+        batch_index: UncheckedInt = -1, _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
     ) -> None:  # fmt: skip
         check_parameters(
-            MESSAGE_ID,
+            MESSAGE_ID_CHECKS,
             {"partition": partition, "ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index},
         )
         self._partition = partition
@@ -125,7 +125,7 @@ class MessageId:
         return msg_id
 
     @staticmethod
-    def deserialize(message_id_bytes: Bytes, topic: Text | None = None) -> MessageId:
+    def deserialize(message_id_bytes: UncheckedBytes, topic: UncheckedText | None = None) -> MessageId:
         """Returns the id for bytes that `serialize` returned. `topic`: the full name of the topic of the message.
         Raises InvalidMessage if the bytes are not an id."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
@@ -150,10 +150,10 @@ class MessageId:
             raise WrongMessageValue(f"{len(message_id_bytes)} bytes are not a message id: {error}") from error
 
     @staticmethod
-    def parse(text: Text) -> MessageId:
+    def parse(text: UncheckedText) -> MessageId:
         """Makes a message id from the text `ledger:entry[:partition[:batch]]`, `earliest` or `latest`, and returns it.
         Raises InvalidMessage if the text is none of these."""
-        check_parameter("text", TEXT, text)
+        check_parameter("text", TEXT_CHECK, text)
         try:
             found = names.MessageId.parse(text.strip("()"))
             return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)

@@ -2,9 +2,9 @@
 `pulsar-client`. Also the position at which a reader starts (`ReaderStart`).
 
 A parameter of a feature that Magnetar does not have is refused when a program passes it (OperationNotSupported:
-client/connect/), never silently ignored. A parameter that only tunes a part that Magnetar does not have (`TUNING`:
-threads, look-ups, intervals of polling) is accepted; a warning in the log names it if its value is not the default.
-Guard: tests/client/model/test_parameters.py."""
+client/connect/), never silently ignored. A parameter that only tunes a part that Magnetar does not have
+(`IGNORED_OPTIONS`: threads, look-ups, intervals of polling) is accepted; a warning in the log names it if its value is
+not the default. Guard: tests/client/model/test_parameters.py."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ...proto.filters import parse_filter
 from ...proto.names import Position
 from ..common import checks
 from ..common.checks import (
-    CALLBACK,
-    DEBOUNCE,
-    FILTER,
+    BOOLEAN_CHECK,
+    CALLBACK_CHECK,
+    DEBOUNCE_CHECK,
+    FILTER_CHECK,
     INT64_MAX,
     ISOLATION,
-    MS,
-    NAME,
-    PER_SECOND,
-    PROPERTIES,
+    MS_CHECK,
+    NAME_CHECK,
+    PROPERTIES_CHECK,
+    RATE_PER_SECOND_CHECK,
     REDELIVERY_ORDER,
     TEXT_OR_NONE,
-    YES_OR_NO,
+    CheckTable,
     ParameterCheck,
-    Table,
     WrongValue,
     make_enum_check,
     make_instance_check,
@@ -40,8 +40,8 @@ from ..common.checks import (
     to_plain_text,
 )
 from ..common.loggers import check_logger
-from ..core.levels import LEVELS_MAX, STRICT, WEIGHT_MAX
-from .hooks import HOOKS
+from ..core.levels import LEVELS_MAX, STRICT_WEIGHTS, WEIGHT_MAX
+from .hooks import HOOKS_CHECK
 from .message_id import MessageId
 from .schema import Schema
 from .settings import (
@@ -62,14 +62,14 @@ from .settings import (
 from .tracing import Tracing
 
 _LOG = logging.getLogger("magnetar.client")
-INSTALLED_TYPES = range(64, 128)
+PLUGIN_TYPE_NUMBERS = range(64, 128)
 """Numbers of subscription types that packages bring to a broker (docs/design/extending.md)."""
 _DONE_ELSEWHERE = {
     "batch_index_ack_enabled",  # always on
     "replicate_subscription_state_enabled",  # there is no other cluster
     "regex_subscription_mode", "pattern_auto_discovery_period",  # client/connect/topic_watch.py
 }
-TUNING = {
+IGNORED_OPTIONS = {
     "io_threads": (1, "one event loop does it"),
     "concurrent_lookup_requests": (50000, "look-ups have no limit"),
     "broker_consumer_stats_cache_time_ms": (30000, "nothing is cached"),
@@ -80,7 +80,7 @@ TUNING = {
 
 
 def _is_name(name: object) -> bool:
-    return NAME.find_error_class(name) is None
+    return NAME_CHECK.find_error_class(name) is None
 
 
 def _are_texts(names: object) -> bool:
@@ -94,115 +94,115 @@ _LEVELS = make_whole_number_check(2, LEVELS_MAX, optional=True)
 
 def _are_weights(weights: object) -> bool:
     if isinstance(weights, str):
-        return weights == STRICT
+        return weights == STRICT_WEIGHTS
     return isinstance(weights, list | tuple) and bool(weights) and all(
         type(each) is int and 1 <= each <= WEIGHT_MAX for each in weights
     )  # fmt: skip
 
 
-PRODUCER: Table = {
+PRODUCER_CHECKS: CheckTable = {
     "producer_name": TEXT_OR_NONE,
     "schema": make_instance_check(Schema),
     "initial_sequence_id": make_whole_number_check(-1, INT64_MAX - 1, optional=True),
-    "send_timeout_millis": MS,
+    "send_timeout_millis": MS_CHECK,
     "compression_type": make_enum_check(CompressionType),
     "max_pending_messages": make_whole_number_check(0),
     "max_pending_messages_across_partitions": make_whole_number_check(0),
-    "block_if_queue_full": YES_OR_NO,
-    "batching_enabled": YES_OR_NO,
+    "block_if_queue_full": BOOLEAN_CHECK,
+    "batching_enabled": BOOLEAN_CHECK,
     "batching_max_messages": make_whole_number_check(1),
     "batching_max_allowed_size_in_bytes": make_whole_number_check(1),
-    "batching_max_publish_delay_ms": MS,
-    "chunking_enabled": YES_OR_NO,
+    "batching_max_publish_delay_ms": MS_CHECK,
+    "chunking_enabled": BOOLEAN_CHECK,
     "message_routing_mode": make_enum_check(PartitionsRoutingMode),
-    "lazy_start_partitioned_producers": YES_OR_NO,
-    "properties": PROPERTIES,
+    "lazy_start_partitioned_producers": BOOLEAN_CHECK,
+    "properties": PROPERTIES_CHECK,
     "batching_type": make_enum_check(BatchingType),
     "access_mode": make_enum_check(ProducerAccessMode),
-    "message_router": CALLBACK,
+    "message_router": CALLBACK_CHECK,
     "initial_subscription_name": TEXT_OR_NONE,
-    "encryption_key": NAME._replace(allowed_text="a name, or None", optional=True),
+    "encryption_key": NAME_CHECK._replace(allowed_text="a name, or None", optional=True),
     "encryption_keys": ParameterCheck(
         "a list of names, or None", (list, tuple), lambda names: all(map(_is_name, names)), True
     ),
     "crypto_key_reader": make_methods_check("get_public_key"),
     "filter_properties": _NAMES,
     "batch_by": _NAMES,
-    "hooks": HOOKS,
+    "hooks": HOOKS_CHECK,
     "levels": _LEVELS,
 }
-CONSUMER: Table = {
-    "subscription_name": NAME,
+CONSUMER_CHECKS: CheckTable = {
+    "subscription_name": NAME_CHECK,
     "consumer_type": ParameterCheck(
         f"{make_enum_check(ConsumerType).allowed_text}, or the number of an installed type, 64 to 127", (int,),
-        lambda value: isinstance(value, ConsumerType) or value in INSTALLED_TYPES,
+        lambda value: isinstance(value, ConsumerType) or value in PLUGIN_TYPE_NUMBERS,
     ),
     "schema": make_instance_check(Schema),
-    "message_listener": CALLBACK,
+    "message_listener": CALLBACK_CHECK,
     "receiver_queue_size": make_whole_number_check(0),
     "max_total_receiver_queue_size_across_partitions": make_whole_number_check(0),
     "consumer_name": TEXT_OR_NONE,
     "unacked_messages_timeout_ms": checks.TIMEOUT_MS,
-    "broker_consumer_stats_cache_time_ms": MS,
-    "negative_ack_redelivery_delay_ms": MS,
-    "is_read_compacted": YES_OR_NO,
-    "properties": PROPERTIES,
+    "broker_consumer_stats_cache_time_ms": MS_CHECK,
+    "negative_ack_redelivery_delay_ms": MS_CHECK,
+    "is_read_compacted": BOOLEAN_CHECK,
+    "properties": PROPERTIES_CHECK,
     "pattern_auto_discovery_period": make_whole_number_check(0),
     "initial_position": make_enum_check(InitialPosition),
     "max_pending_chunked_message": make_whole_number_check(0),
-    "auto_ack_oldest_chunked_message_on_queue_full": YES_OR_NO,
-    "start_message_id_inclusive": YES_OR_NO,
+    "auto_ack_oldest_chunked_message_on_queue_full": BOOLEAN_CHECK,
+    "start_message_id_inclusive": BOOLEAN_CHECK,
     "key_shared_policy": make_instance_check(ConsumerKeySharedPolicy),
-    "batch_index_ack_enabled": YES_OR_NO,
+    "batch_index_ack_enabled": BOOLEAN_CHECK,
     "regex_subscription_mode": make_enum_check(RegexSubscriptionMode),
     "dead_letter_policy": make_instance_check(ConsumerDeadLetterPolicy),
     "crypto_key_reader": make_methods_check("get_private_key"),
     "crypto_failure_action": make_enum_check(ConsumerCryptoFailureAction),
-    "is_pattern_topic": YES_OR_NO,
-    "replicate_subscription_state_enabled": YES_OR_NO,
+    "is_pattern_topic": BOOLEAN_CHECK,
+    "replicate_subscription_state_enabled": BOOLEAN_CHECK,
     "negative_ack_redelivery_backoff": make_methods_check("next"),
     "ack_timeout_redelivery_backoff": make_methods_check("next"),
     "unacked_messages_tick_ms": make_whole_number_check(100, checks.DURATION_MS_MAX),
-    "ack_group_ms": MS,
-    "ack_receipt_enabled": YES_OR_NO,
-    "enable_retry": YES_OR_NO,
+    "ack_group_ms": MS_CHECK,
+    "ack_receipt_enabled": BOOLEAN_CHECK,
+    "enable_retry": BOOLEAN_CHECK,
     "priority_level": make_whole_number_check(0),
     "consumer_event_listener": make_methods_check("became_active", "became_inactive"),
     "isolation": ISOLATION,
     "redelivery_order": REDELIVERY_ORDER,
-    "filter": FILTER,
-    "hooks": HOOKS,
-    "durable": YES_OR_NO._replace(allowed_text="True, False, or None", optional=True),
-    "broadcast": YES_OR_NO,
+    "filter": FILTER_CHECK,
+    "hooks": HOOKS_CHECK,
+    "durable": BOOLEAN_CHECK._replace(allowed_text="True, False, or None", optional=True),
+    "broadcast": BOOLEAN_CHECK,
     "start_message_id": make_instance_check(MessageId),
     "start_at": ParameterCheck(
         "a datetime with a time zone, after 1970, or None", (datetime,), checks.is_time_after_1970, True
     ),
     "partitions": ParameterCheck("a list of numbers, or None", (list, tuple, set, frozenset), optional=True),
-    "error_traceback": YES_OR_NO,
-    "debounce": DEBOUNCE,
-    "fair_by_key": YES_OR_NO,
+    "error_traceback": BOOLEAN_CHECK,
+    "debounce": DEBOUNCE_CHECK,
+    "fair_by_key": BOOLEAN_CHECK,
     "max_in_flight_per_key": make_whole_number_check(1, 1_000_000_000, optional=True),
-    "rate_per_key": PER_SECOND,
+    "rate_per_key": RATE_PER_SECOND_CHECK,
     "levels": _LEVELS,
     "weights": ParameterCheck(
         f"strict, or a whole number from 1 to {WEIGHT_MAX} for each level, or None", (str, list, tuple), _are_weights,
         True,
     ),
 }
-OF_START = ("broadcast", "start_message_id", "start_at", "partitions")
+START_PARAMETERS = ("broadcast", "start_message_id", "start_at", "partitions")
 """Parameters of `Client.subscribe` that say where a subscription begins; they are no settings of its consumers."""
-READER: Table = {
-    **CONSUMER,
+READER_CHECKS: CheckTable = {
+    **CONSUMER_CHECKS,
     "start_message_id": make_instance_check(MessageId, optional=False),
-    "reader_listener": CALLBACK,
+    "reader_listener": CALLBACK_CHECK,
     "reader_name": TEXT_OR_NONE,
     "subscription_role_prefix": TEXT_OR_NONE,
-    "subscription_name": NAME._replace(optional=True),
+    "subscription_name": NAME_CHECK._replace(optional=True),
 }
 
 
-def pick_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
+def copy_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
     """Returns a copy of the parameters of the calling method without `self` and the names in `without`. `parameters`:
     the `locals()` of that method, in its first line. Subclasses of `str` are replaced by plain text
     (`to_plain_text`)."""
@@ -212,10 +212,10 @@ def pick_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, A
 def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
     """Returns the settings for the parameters of `Client`. Raises InvalidConfiguration if a value is wrong; logs a
     warning for each parameter without effect."""
-    checks.check_parameters(checks.CLIENT, options)
+    checks.check_parameters(checks.CLIENT_CHECKS, options)
     check_logger(options.get("logger"))
     checks.check_parameter("tracing", make_instance_check(Tracing), options.get("tracing"))
-    checks.check_parameter("hooks", HOOKS, options.get("hooks"))
+    checks.check_parameter("hooks", HOOKS_CHECK, options.get("hooks"))
     warn_of_ignored_options(options)
     return ClientSettings(
         operation_timeout_s=options["operation_timeout_seconds"],
@@ -231,8 +231,8 @@ def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
 
 
 def warn_of_ignored_options(options: Mapping[str, Any]) -> None:
-    """Logs a warning for each parameter of `TUNING` whose value is not its default."""
-    for name, (default, why) in TUNING.items():
+    """Logs a warning for each parameter of `IGNORED_OPTIONS` whose value is not its default."""
+    for name, (default, why) in IGNORED_OPTIONS.items():
         if options.get(name, default) != default:
             _LOG.warning("%s=%r has no effect: %s", name, options[name], why)
 
@@ -240,7 +240,7 @@ def warn_of_ignored_options(options: Mapping[str, Any]) -> None:
 def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
     """Returns the settings for the parameters of `Client.create_producer`. Raises InvalidConfiguration if a value is
     wrong, or if two parameters contradict each other."""
-    checks.check_parameters(PRODUCER, options)
+    checks.check_parameters(PRODUCER_CHECKS, options)
     found = _without(options)
     key, keys = found.pop("encryption_key"), found.pop("encryption_keys")
     if key is not None and keys is not None:
@@ -258,7 +258,7 @@ def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
 def make_consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
     """Returns the settings for the parameters of `Client.subscribe` or `Client.create_reader`. Raises
     InvalidConfiguration if a value is wrong, or if two parameters contradict each other."""
-    checks.check_parameters(CONSUMER, options)
+    checks.check_parameters(CONSUMER_CHECKS, options)
     warn_of_ignored_options(options)
     if options.get("filter") is not None:
         try:
@@ -268,13 +268,15 @@ def make_consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
     weights = options.get("weights")
     return ConsumerSettings(**{
         **_without(options), "hooks": tuple(options.get("hooks") or ()),
-        "weights": None if weights is None else () if weights == STRICT else tuple(weights),
+        "weights": None if weights is None else () if weights == STRICT_WEIGHTS else tuple(weights),
     })  # fmt: skip
 
 
 def _without(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options without those that other functions handle."""
-    found = {name: value for name, value in options.items() if name not in _DONE_ELSEWHERE and name not in TUNING}
+    found = {
+        name: value for name, value in options.items() if name not in _DONE_ELSEWHERE and name not in IGNORED_OPTIONS
+    }
     return {name: value for name, value in found.items() if value is not None or name not in ("schema", "properties")}
 
 

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...proto.schema import SchemaInfo, SchemaType
-from ..common.checks import TEXT, WrongMessageType, WrongValue, check_parameter, make_enum_check, shorten_value
+from ..common.checks import TEXT_CHECK, WrongMessageType, WrongValue, check_parameter, make_enum_check, shorten_value
 from ..common.errors import ClientEnum, InvalidMessage
 from .fields import CheckedSchema, FieldEncoding, add_reader_aliases
 from .record import Record
@@ -65,8 +65,8 @@ class SchemaDescription:
         """Makes a description. `schema`: the text of its definition. Raises InvalidConfiguration if an argument has
         another type."""
         check_parameter("schema_type", make_enum_check(SchemaTypeOfClient), schema_type)
-        check_parameter("name", TEXT, name)
-        check_parameter("schema", TEXT, schema)
+        check_parameter("name", TEXT_CHECK, name)
+        check_parameter("schema", TEXT_CHECK, schema)
         self._type, self._name, self._schema = schema_type, name, schema
 
     @classmethod

@@ -16,13 +16,13 @@ from ...proto import states as model
 from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.names import STICKY_SLOTS as HASHES_MAX
-from ...proto.states import NUMBERS, sdk_type_name
+from ...proto.states import SUBSCRIPTION_TYPE_NUMBERS, sdk_type_name
 from ...proto.summary import check_names
 from ..common.checks import (
-    BACKOFF,
-    DEAD_LETTER_POLICY,
-    RANGES,
-    YES_OR_NO,
+    BACKOFF_CHECKS,
+    BOOLEAN_CHECK,
+    DEAD_LETTER_CHECKS,
+    KEY_RANGES_CHECK,
     WrongValue,
     check_parameter,
     check_parameters,
@@ -63,7 +63,7 @@ class MultiplierRedeliveryBackoff:
     multiplier: float = 2.0
 
     def __post_init__(self) -> None:
-        check_parameters(BACKOFF, {name: getattr(self, name) for name in BACKOFF})
+        check_parameters(BACKOFF_CHECKS, {name: getattr(self, name) for name in BACKOFF_CHECKS})
         if self.min_delay_ms > self.max_delay_ms:
             raise WrongValue(f"min_delay_ms is at most max_delay_ms, and {self.min_delay_ms} > {self.max_delay_ms}")
 
@@ -103,14 +103,16 @@ if TYPE_CHECKING:
         Failover = 2
         KeyShared = 3
 else:
-    ConsumerType = ClientEnum("ConsumerType", {sdk_type_name(name): number for name, number in NUMBERS.items()})
+    ConsumerType = ClientEnum(
+        "ConsumerType", {sdk_type_name(name): number for name, number in SUBSCRIPTION_TYPE_NUMBERS.items()}
+    )
     ConsumerType.__doc__ = """Who gets the messages of a subscription.
 
     Exclusive: its only consumer. Failover: one of several, in order per partition. Shared: all, without an order.
     KeyShared: all, with the messages of one key in order at one of them.
     """
 
-LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
+ORDERED_CONSUMER_TYPES = (ConsumerType.Exclusive, ConsumerType.Failover)
 """Subscription types whose consumer gets all messages in the order of the log. With the other types each message is
 acknowledged by itself."""
 
@@ -260,8 +262,8 @@ class ConsumerKeySharedPolicy:
         sticky_ranges: list[tuple[int, int]] | None = None,
     ) -> None:
         check_parameter("key_shared_mode", make_enum_check(KeySharedMode), key_shared_mode)
-        check_parameter("allow_out_of_order_delivery", YES_OR_NO, allow_out_of_order_delivery)
-        check_parameter("sticky_ranges", RANGES, sticky_ranges)
+        check_parameter("allow_out_of_order_delivery", BOOLEAN_CHECK, allow_out_of_order_delivery)
+        check_parameter("sticky_ranges", KEY_RANGES_CHECK, sticky_ranges)
         self._mode = key_shared_mode
         self._out_of_order = allow_out_of_order_delivery
         _require(sticky_ranges is None or len(sticky_ranges) > 0, "sticky_ranges has at least one range, or is None")
@@ -325,7 +327,7 @@ class ConsumerDeadLetterPolicy:
     retry_letter_topic: str | None = None
 
     def __post_init__(self) -> None:
-        check_parameters(DEAD_LETTER_POLICY, {name: getattr(self, name) for name in DEAD_LETTER_POLICY})
+        check_parameters(DEAD_LETTER_CHECKS, {name: getattr(self, name) for name in DEAD_LETTER_CHECKS})
         for name in ("dead_letter_topic", "initial_subscription_name", "retry_letter_topic"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, "")

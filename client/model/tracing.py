@@ -34,7 +34,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ...proto.names import TopicName
-from ..common.checks import INT32_MAX, YES_OR_NO, check_parameter, make_methods_check, make_whole_number_check
+from ..common.checks import BOOLEAN_CHECK, INT32_MAX, check_parameter, make_methods_check, make_whole_number_check
 from ..common.errors import OperationNotSupported, Result
 from ..core.redelivery import EntrySets
 from .hooks import ACKNOWLEDGE, CLOSED, CUMULATIVE, NEGATIVE, TIMEOUT, Hook, Sending, Settlement
@@ -50,9 +50,9 @@ _LOG = logging.getLogger("magnetar.client")
 OPEN_SPANS_MAX = 10_000
 """Most spans that are open at once, by default: each takes 2 KB in OpenTelemetry's SDK."""
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-DOTPULSAR = {"messaging.trace_parent": TRACEPARENT, "messaging.trace_state": TRACESTATE}
+DOTPULSAR_TRACE_PROPERTIES = {"messaging.trace_parent": TRACEPARENT, "messaging.trace_state": TRACESTATE}
 """Property in which DotPulsar writes a part of the trace context → the W3C name of that part."""
-SYSTEM = "pulsar"
+MESSAGING_SYSTEM = "pulsar"
 """Value of the attribute `messaging.system`: OpenTelemetry's conventions have a name for Pulsar, which other clients of
 the same topic use, too."""
 
@@ -86,7 +86,7 @@ class Tracing(Hook):
         open_spans_max: int = OPEN_SPANS_MAX,
     ) -> None:  # fmt: skip
         check_parameter("tracer_provider", make_methods_check("get_tracer"), tracer_provider)
-        check_parameter("every_message", YES_OR_NO, every_message)
+        check_parameter("every_message", BOOLEAN_CHECK, every_message)
         check_parameter("open_spans_max", make_whole_number_check(1, INT32_MAX), open_spans_max)
         try:
             from opentelemetry import context, trace
@@ -176,7 +176,7 @@ class Tracing(Hook):
             return
         sending.notes[self] = span
         if span.get_span_context().trace_flags.sampled:
-            for name in (TRACEPARENT, TRACESTATE, *DOTPULSAR):
+            for name in (TRACEPARENT, TRACESTATE, *DOTPULSAR_TRACE_PROPERTIES):
                 sending.properties.pop(name, None)
             sending.properties.update(self._with_context(span.get_span_context(), None) or {})
 
@@ -235,7 +235,7 @@ class Tracing(Hook):
         span = self._tracer.start_span(
             f"{operation} {topic}", parent, kind,
             {
-                "messaging.system": SYSTEM, "messaging.operation.name": operation,
+                "messaging.system": MESSAGING_SYSTEM, "messaging.operation.name": operation,
                 "messaging.operation.type": operation, "messaging.destination.name": topic,
             },
             () if linked is None else (self._trace.Link(linked),),
@@ -262,7 +262,7 @@ class Tracing(Hook):
         """Returns the context in the properties of a message; None if there is none."""
         carrier: Mapping[str, str] = properties
         if TRACEPARENT not in properties:
-            carrier = {name: properties[key] for key, name in DOTPULSAR.items() if key in properties}
+            carrier = {name: properties[key] for key, name in DOTPULSAR_TRACE_PROPERTIES.items() if key in properties}
             if TRACEPARENT not in carrier:
                 return None
         found = self._current(self._propagator.extract(carrier, self._no_context)).get_span_context()

@@ -56,7 +56,7 @@ from typing import NamedTuple
 
 from ...proto.errors import MagnetarError
 
-NONE = -1
+NO_SEQUENCE_ID = -1
 
 
 class ClaimedRow(NamedTuple):
@@ -195,7 +195,7 @@ class StopRelay:
     error: MagnetarError
 
 
-Effect = (
+RelayEffect = (
     AskTopicPartitions
     | OpenDestination
     | SendRows
@@ -226,7 +226,7 @@ class RelaySettings:
     stop_s: float = 10.0  # how long `stop` waits for what is in flight
 
 
-ANY = sys.maxsize
+LAST_OPEN_UNKNOWN = sys.maxsize
 """Value of `last_open` while it is unknown which rows the topic has."""
 
 
@@ -245,7 +245,7 @@ class DestinationCore:
     """The core of one destination of a relay: decides which of its rows are sent, and when. A destination is a topic
     without partitions, or one partition. `now`: seconds of a monotonic clock."""
 
-    def __init__(self, name: str, settings: RelaySettings, stored: int = NONE) -> None:
+    def __init__(self, name: str, settings: RelaySettings, stored: int = NO_SEQUENCE_ID) -> None:
         self.name = name
         self.state = DestinationStatus.CLOSED
         self.queue: deque[ClaimedRow] = deque()
@@ -253,9 +253,10 @@ class DestinationCore:
         self.stored = stored  # the highest id that is known to be stored
         self.error = ""  # why it waits
         self.due = 0.0  # when it is tried again
-        self.last_open = ANY  # the highest id in the topic when it was opened, also of an open transaction
+        # the highest id in the topic when it was opened, also of an open transaction
+        self.last_open = LAST_OPEN_UNKNOWN
         self._settings = settings
-        self._singles_to = NONE  # rows up to this id are sent one by one
+        self._singles_to = NO_SEQUENCE_ID  # rows up to this id are sent one by one
         self._failed = 0  # how often in a row it was put off
 
     @property
@@ -373,7 +374,7 @@ class DestinationCore:
         """Fact: the cluster transaction that contains this destination's part failed, for the reason `error`. The
         producer is opened again after a pause. `sure`: whether the transaction certainly did not commit."""
         self.in_flight = ()
-        self.last_open = self.last_open if sure else ANY
+        self.last_open = self.last_open if sure else LAST_OPEN_UNKNOWN
         self.on_producer_failed(error, now)
 
     def try_begin_opening_producer(self, now: float) -> bool:
@@ -405,8 +406,8 @@ def may_join_entry(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, sett
     return len(group) < settings.rows_per_entry and size + row.size <= settings.bytes_per_entry
 
 
-Unit = tuple[ClaimedRow, ...]
-Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
+AtomicUnit = tuple[ClaimedRow, ...]
+EntriesByDestination = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 """Destination → the entries of a flight for this destination; each entry is a group of rows."""
 
 
@@ -415,11 +416,11 @@ class AtomicUnitQueue:
     is the rows that one transaction of the application wrote."""
 
     def __init__(self, settings: RelaySettings, destinations: Mapping[str, DestinationCore]) -> None:
-        self.queue: deque[Unit] = deque()
-        self.in_flight: tuple[Unit, ...] = ()
+        self.queue: deque[AtomicUnit] = deque()
+        self.in_flight: tuple[AtomicUnit, ...] = ()
         self._settings = settings
         self._at = destinations
-        self._alone_to = NONE  # units up to this id are sent one by one: one of them was refused
+        self._alone_to = NO_SEQUENCE_ID  # units up to this id are sent one by one: one of them was refused
 
     @property
     def row_count(self) -> int:
@@ -449,19 +450,19 @@ class AtomicUnitQueue:
         topics may have stored already."""
         return self.row_count < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
 
-    def may_be_stored(self, unit: Unit) -> bool:
+    def may_be_stored(self, unit: AtomicUnit) -> bool:
         """Returns whether the topics may have stored the unit already: each of its rows has a sequence id that its
         destination may know."""
         return all(row.seq <= self._at[row.destination].last_open for row in unit)
 
     # ------------------------------------------------------------------------------ a flight
-    def start_transaction(self) -> Parts:
+    def start_transaction(self) -> EntriesByDestination:
         """Starts the next cluster transaction: moves units to `in_flight` and returns their entries by destination. The
         caller must call `start_sending` of these destinations. Returns an empty dict if a transaction is in flight, no
         unit waits, or a destination of the first unit is not READY."""
         if self.in_flight:
             return {}
-        chosen: list[Unit] = []
+        chosen: list[AtomicUnit] = []
         rows = size = 0
         while self.queue and self._joins(chosen, rows, size):
             unit = self.queue.popleft()
@@ -474,7 +475,7 @@ class AtomicUnitQueue:
         alone = {row.seq for unit in chosen if self.may_be_stored(unit) for row in unit}
         return {name: tuple(self._entries(each, alone)) for name, each in parts.items()}
 
-    def _joins(self, chosen: Sequence[Unit], rows: int, size: int) -> bool:
+    def _joins(self, chosen: Sequence[AtomicUnit], rows: int, size: int) -> bool:
         unit = self.queue[0]
         if any(self._at[row.destination].state is not DestinationStatus.READY for row in unit):
             return False
@@ -514,7 +515,7 @@ class AtomicUnitQueue:
         in an earlier transaction. If the unit is refused now, it is then still unknown whether it is stored."""
         return len(self.in_flight) == 1 and self.may_be_stored(self.in_flight[0])
 
-    def take_refused_unit(self) -> Unit:
+    def take_refused_unit(self) -> AtomicUnit:
         """Removes and returns the unit that was refused. Returns an empty tuple if several units were in flight: these
         units go back to the queue and are sent again one by one."""
         assert not self.is_outcome_unknown, "what may be stored is not given up"
@@ -552,5 +553,5 @@ class AtomicUnitQueue:
         assert flying == found, "a destination has its part of the flight"
 
 
-def _size(unit: Unit) -> int:
+def _size(unit: AtomicUnit) -> int:
     return sum(row.size for row in unit)

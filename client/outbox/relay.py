@@ -36,10 +36,10 @@ from ..blocking.loop_thread import shared_loop_thread
 from ..common.errors import InvalidTopicName, TopicNotFound
 from .destination_core import (
     AskTopicPartitions,
-    Effect,
     FindTopics,
     OpenDestination,
     RelayDatabaseTransaction,
+    RelayEffect,
     RelaySettings,
     RunDatabaseTransaction,
     SendInTransaction,
@@ -57,11 +57,11 @@ from .rows import (
     ShardsDiffer,
     now_ms,
 )
-from .sender import Fact, RelaySender
+from .sender import RelayFact, RelaySender
 from .store import Lag, RelayStore
 from .tables import SQLAlchemyOutbox, translate_database_errors
 
-ALIVE_MS = 10_000
+RELAY_ALIVE_MS = 10_000
 """A relay that was active within this time, in ms, counts as running."""
 
 
@@ -174,7 +174,7 @@ class OutboxAdmin:
     def set_shard_count(self, shards: int) -> None:
         """Changes the number of shards into which the outbox is divided. Raises ShardsDiffer if a relay was active in
         the last 10 s, or rows are claimed."""
-        running = [each for each in self.read_shards() if each.seen_s * 1000 < ALIVE_MS]
+        running = [each for each in self.read_shards() if each.seen_s * 1000 < RELAY_ALIVE_MS]
         if running:
             names = ", ".join(f"{each.shard} ({each.holder})" for each in running)
             raise ShardsDiffer(f"relays of shards {names} run: stop them, and try again 10 s later")
@@ -221,7 +221,7 @@ class OutboxAdmin:
 
 
 _LOG = logging.getLogger("magnetar.outbox")
-STANDBY_S = 10.0
+STANDBY_TAKEOVER_S = 10.0
 """Seconds after which a relay in standby claims the shard, if it did not see the holder of the shard become active
 within that time (measured by its own clock)."""
 _clock = SystemClock()
@@ -265,7 +265,7 @@ class Relay:
         self._store = RelayStore(engine, outbox.tables(), shard, shards)
         self._standby = standby
         self._atomic = atomic
-        self._facts: SimpleQueue[Fact | None] = SimpleQueue()
+        self._facts: SimpleQueue[RelayFact | None] = SimpleQueue()
         self._is_woken = False  # the queue has a wake: a relay that does not read it gets no second one
         self._core: RelayCore | None = None
         self._sender: RelaySender | None = None
@@ -335,7 +335,7 @@ class Relay:
             self._is_woken = True
             self._facts.put(self._on_woken)
 
-    def _on_woken(self, core: RelayCore, now: float) -> list[Effect]:
+    def _on_woken(self, core: RelayCore, now: float) -> list[RelayEffect]:
         self._is_woken = False  # first: rows of a later commit need a search of their own
         return core.on_rows_committed(now)
 
@@ -382,13 +382,13 @@ class Relay:
             self._core = self._sender = None
             sender.close()
 
-    def _run_steps(self, core: RelayCore, sender: RelaySender, facts: SimpleQueue[Fact | None]) -> None:
+    def _run_steps(self, core: RelayCore, sender: RelaySender, facts: SimpleQueue[RelayFact | None]) -> None:
         ends_at = float("inf")
         while True:
             now = _clock.monotonic()
             if self._stop.is_set() and not core.stopping:
                 ends_at = now + self._settings.stop_s
-                self._run_effects(core, sender, core.begin_stop(now))
+                self._run_effects(core, sender, core.stop_claiming(now))
             if core.stopping and (core.is_idle or now >= ends_at):
                 return
             try:
@@ -399,7 +399,7 @@ class Relay:
             if fact is not None:
                 self._run_effects(core, sender, fact(core, _clock.monotonic()))
 
-    def _run_effects(self, core: RelayCore, sender: RelaySender, effects: list[Effect]) -> None:
+    def _run_effects(self, core: RelayCore, sender: RelaySender, effects: list[RelayEffect]) -> None:
         left = deque(effects)
         while left:
             match left.popleft():
@@ -421,13 +421,13 @@ class Relay:
     def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
         """Returns the error to end with: RelayFenced if a newer relay has the shard, because its messages look like
         those of another database; else `error`."""
-        if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.read_holder()[0] != core.epoch:
+        if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.read_shard_holder()[0] != core.epoch:
             return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
         return error
 
-    def _transact(self, core: RelayCore, turn: RelayDatabaseTransaction) -> list[Effect]:
+    def _transact(self, core: RelayCore, turn: RelayDatabaseTransaction) -> list[RelayEffect]:
         try:
-            rows, next_seq = self._store.run_database_turn(turn)
+            rows, next_seq = self._store.run_database_transaction(turn)
         except RelayFenced:
             return core.on_fenced()
         except OutboxUnreachable as error:
@@ -436,7 +436,7 @@ class Relay:
         self._trouble = ""
         return core.on_database_committed(turn, rows, next_seq, _clock.monotonic())
 
-    def _find(self, core: RelayCore) -> list[Effect]:
+    def _find(self, core: RelayCore) -> list[RelayEffect]:
         try:
             topics = self._store.list_topics()
         except OutboxUnreachable as error:
@@ -455,11 +455,11 @@ class Relay:
         if not self._standby:
             return True
         self._phase = "standby"
-        before, since = self._store.read_holder(), _clock.monotonic()
-        while before != (0, 0) and _clock.monotonic() - since < STANDBY_S:
-            if self._stop.wait(STANDBY_S / 10):
+        before, since = self._store.read_shard_holder(), _clock.monotonic()
+        while before != (0, 0) and _clock.monotonic() - since < STANDBY_TAKEOVER_S:
+            if self._stop.wait(STANDBY_TAKEOVER_S / 10):
                 return False
-            found = self._store.read_holder()
+            found = self._store.read_shard_holder()
             if found != before:
                 before, since = found, _clock.monotonic()
         return True

@@ -39,7 +39,7 @@ from zlib import crc32
 from ...proto.errors import MagnetarError
 from ...proto.names import parse_number
 from .destination_core import (
-    NONE,
+    NO_SEQUENCE_ID,
     AskTopicPartitions,
     AtomicUnitQueue,
     ClaimedRow,
@@ -47,11 +47,11 @@ from .destination_core import (
     ClaimRequest,
     DestinationCore,
     DestinationStatus,
-    Effect,
     FindTopics,
     OpenDestination,
     RefusedRow,
     RelayDatabaseTransaction,
+    RelayEffect,
     RelaySettings,
     RowsOutcome,
     RunDatabaseTransaction,
@@ -80,7 +80,7 @@ def make_destination_name(topic: str, partition: int, partitions: int) -> str:
 
 @dataclass(slots=True)
 class _Topic:
-    partitions: int = NONE  # not known yet
+    partitions: int = NO_SEQUENCE_ID  # not known yet
     asked: bool = False
     due: float = 0.0  # when it is asked again
     failed: int = 0
@@ -128,7 +128,7 @@ class RelayCore:
         self._first: frozenset[str] | None = None  # the topics that were found first
 
     # ------------------------------------------------------------------------------ facts
-    def on_shard_claimed(self, found: ClaimedShard, now: float) -> list[Effect]:
+    def on_shard_claimed(self, found: ClaimedShard, now: float) -> list[RelayEffect]:
         """Fact: this relay has claimed the shard; `found` is the state of the shard in the database. Takes over the
         rows that an earlier relay claimed. Their destinations are opened next, to learn which of these rows are
         stored."""
@@ -149,7 +149,7 @@ class RelayCore:
         if self.atomic_units is not None:
             self.atomic_units.add(rows)
 
-    def on_topics_found(self, topics: Sequence[str], now: float) -> list[Effect]:
+    def on_topics_found(self, topics: Sequence[str], now: float) -> list[RelayEffect]:
         """Fact: a search of the outbox found that rows wait for the topics `topics`. Adds those topics that the relay
         does not know yet."""
         self._finding = False
@@ -160,13 +160,13 @@ class RelayCore:
             self._first = frozenset(topics)  # what is wrong with them is said at once, and not by a growing lag
         return self.run_timers(now)
 
-    def on_topic_search_failed(self, now: float) -> list[Effect]:
+    def on_topic_search_failed(self, now: float) -> list[RelayEffect]:
         """Fact: the search of the outbox for topics failed. The search is repeated after one second."""
         self._finding = False
         self._find_due = now + 1.0
         return []
 
-    def on_topic_resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
+    def on_topic_resolved(self, topic: str, partitions: int, now: float) -> list[RelayEffect]:
         """Fact: the cluster answered that `topic` has `partitions` partitions (0: it is not partitioned), and that its
         deduplication is on."""
         known = self.topics[topic]
@@ -178,21 +178,21 @@ class RelayCore:
         self._claim_due = min(self._claim_due, now)
         return self.run_timers(now)
 
-    def on_topic_resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
+    def on_topic_resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[RelayEffect]:
         """Fact: the cluster did not answer the question about `topic`, or the topic's deduplication is off (`error` is
         DeduplicationOff). The cluster is asked again later; until then the relay uses what it knows about the topic.
         DeduplicationOff stops the relay if the topic was found by its first search; otherwise no row of that topic is
         claimed until the policy is on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
-        if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
+        if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NO_SEQUENCE_ID:
             return self._stop(error)
         known.deduplicates = known.deduplicates and not isinstance(error, DeduplicationOff)
         known.due = now + min(self._settings.back_off_last_s, 0.25 * 2 ** min(known.failed, 20))
         known.failed += 1
         return []
 
-    def on_opened(self, destination: str, last: int, now: float) -> list[Effect]:
+    def on_opened(self, destination: str, last: int, now: float) -> list[RelayEffect]:
         """Fact: the producer of `destination` is open. `last`: the highest sequence id that the topic knows of this
         producer name. Stops the relay if `last` shows that the database or the topic has lost sequence ids."""
         at = self.destinations[destination]
@@ -211,7 +211,7 @@ class RelayCore:
             what = f"{destination} has sequence id {last}, and had {at.stored}"
             return self._stop(self._forgotten(what, waiting))
         absent = self._absent_s or 0.0
-        if last == at.stored == NONE and waiting and absent > self._settings.remembered_s:
+        if last == at.stored == NO_SEQUENCE_ID and waiting and absent > self._settings.remembered_s:
             return self._stop(self._forgotten(f"{destination} knows nothing after {absent:,.0f} s", waiting))
         for row in at.on_opened(last, sure=self._sure):
             self._on_stored(row, at)
@@ -224,13 +224,13 @@ class RelayCore:
             f" magnetar outbox renumber --shard {self.shard}"
         )
 
-    def on_producer_open_failed(self, destination: str, error: str, now: float) -> list[Effect]:
+    def on_producer_open_failed(self, destination: str, error: str, now: float) -> list[RelayEffect]:
         """Fact: the producer of `destination` could not be opened, for the reason `error`. The producer is opened again
         after a pause."""
         self._put_off(self.destinations[destination], error, now)
         return []
 
-    def on_group_outcome(self, destination: str, outcome: RowsOutcome, error: str, now: float) -> list[Effect]:
+    def on_group_outcome(self, destination: str, outcome: RowsOutcome, error: str, now: float) -> list[RelayEffect]:
         """Fact: the group of rows in flight to `destination` has the outcome `outcome`. `error`: why the group was not
         stored; empty if it was. A group that was put off, or whose outcome is unknown, is sent again after a pause,
         when the destination was opened again."""
@@ -247,7 +247,7 @@ class RelayCore:
 
     def on_transaction_outcome(
         self, outcome: RowsOutcome, error: str, failed: Sequence[str], now: float
-    ) -> list[Effect]:
+    ) -> list[RelayEffect]:
         """Fact: the cluster transaction in flight has the outcome `outcome`. `error`: the reason if it was not stored,
         as text. `failed`: the destinations whose producers ended, if it was put off. If `failed` is empty then, all its
         destinations are opened again after a pause; otherwise only those of `failed`."""
@@ -293,7 +293,7 @@ class RelayCore:
         self._ours_wanted[at.name] = self._begun
 
     def _may_open(self, at: DestinationCore) -> bool:
-        return self.turns > self._ours_wanted.get(at.name, NONE)
+        return self.turns > self._ours_wanted.get(at.name, NO_SEQUENCE_ID)
 
     def _on_stored(self, row: ClaimedRow, at: DestinationCore) -> None:
         self.stored_rows += 1
@@ -318,7 +318,7 @@ class RelayCore:
 
     def on_database_committed(
         self, turn: RelayDatabaseTransaction, rows: Sequence[ClaimedRow], next_seq: int, now: float
-    ) -> list[Effect]:
+    ) -> list[RelayEffect]:
         """Fact: the database transaction of the turn `turn` committed. `rows`: the rows that it claimed, in the order
         of their sequence ids. `next_seq`: the sequence id that the next claimed row will get."""
         assert turn is self._turning, "one turn at a time"
@@ -340,7 +340,7 @@ class RelayCore:
             self._claim_due = now + self._settings.poll_s
         return self.run_timers(now)
 
-    def on_database_outcome_unknown(self, now: float) -> list[Effect]:
+    def on_database_outcome_unknown(self, now: float) -> list[RelayEffect]:
         """Fact: it is unknown whether the database transaction of the turn in progress committed. The same turn is
         repeated after a pause."""
         assert self._turning is not None, "a turn was begun"
@@ -348,7 +348,7 @@ class RelayCore:
         self._turn_failed += 1
         return []
 
-    def on_fenced(self) -> list[Effect]:
+    def on_fenced(self) -> list[RelayEffect]:
         """Fact: the database refused the turn because a newer relay has the shard. Stops this relay with
         RelayFenced."""
         return self._stop(self._fenced())
@@ -359,13 +359,13 @@ class RelayCore:
             " others may wait for its end with --standby (standby=True)"
         )
 
-    def on_rows_committed(self, now: float) -> list[Effect]:
+    def on_rows_committed(self, now: float) -> list[RelayEffect]:
         """Fact: the application committed rows to the outbox. Searches for these rows at once."""
         self._claim_due = min(self._claim_due, now)
         self._find_due = min(self._find_due, now)
         return self.run_timers(now)
 
-    def begin_stop(self, now: float) -> list[Effect]:
+    def stop_claiming(self, now: float) -> list[RelayEffect]:
         """Begins to stop the relay: no more rows are claimed or sent, but the outcomes of the rows in flight are still
         recorded. `is_idle` then says when the driver may end."""
         self.stopping = True
@@ -384,12 +384,12 @@ class RelayCore:
         return not (flying or self._turning or self._delete or self._failures or self._release)
 
     # ------------------------------------------------------------------------------ effects
-    def run_timers(self, now: float) -> list[Effect]:
+    def run_timers(self, now: float) -> list[RelayEffect]:
         """Returns the effects that are due at `now`. The driver must call this again when `next_timer_at` is
         reached."""
         if self.stopped is not None:
             return []
-        effects: list[Effect] = []
+        effects: list[RelayEffect] = []
         if not self.stopping:
             self._open_and_send(effects, now)
         if self._turning is not None and self._turn_failed and now >= self._turn_due:
@@ -403,7 +403,7 @@ class RelayCore:
                 effects.append(RunDatabaseTransaction(turn))
         return effects
 
-    def _open_and_send(self, effects: list[Effect], now: float) -> None:
+    def _open_and_send(self, effects: list[RelayEffect], now: float) -> None:
         if not self._finding and now >= self._find_due:
             self._finding = True
             effects.append(FindTopics())
@@ -420,7 +420,7 @@ class RelayCore:
         if self.atomic_units is not None:
             self._start_transaction(self.atomic_units, effects)
 
-    def _start_transaction(self, together: AtomicUnitQueue, effects: list[Effect]) -> None:
+    def _start_transaction(self, together: AtomicUnitQueue, effects: list[RelayEffect]) -> None:
         if together.is_blocked():
             self._release += together.take_unstored_rows()
         if parts := together.start_transaction():
@@ -470,7 +470,7 @@ class RelayCore:
         """Returns the numbers of the partitions of a topic that belong to this shard; [0] stands for a topic without
         partitions."""
         partitions = self.topics[topic].partitions
-        if partitions == NONE:
+        if partitions == NO_SEQUENCE_ID:
             return []
         numbers = range(max(1, partitions))
         return [
@@ -479,10 +479,10 @@ class RelayCore:
 
     def _destination(self, name: str) -> DestinationCore:
         if name not in self.destinations:
-            self.destinations[name] = DestinationCore(name, self._settings, self._known.get(name, NONE))
+            self.destinations[name] = DestinationCore(name, self._settings, self._known.get(name, NO_SEQUENCE_ID))
         return self.destinations[name]
 
-    def _stop(self, error: MagnetarError) -> list[Effect]:
+    def _stop(self, error: MagnetarError) -> list[RelayEffect]:
         self.stopped = error
         return [StopRelay(error)]
 

@@ -20,7 +20,7 @@ from ..common.errors import MessageTooBig, translate_error
 from ..model.schema import BytesSchema, Schema
 from ..produce.entry_writer import Extras, make_outgoing_message
 
-TABLE = "magnetar_outbox"
+OUTBOX_TABLE = "magnetar_outbox"
 """The name of the table of rows; `_shards` and `_positions` are appended for the two tables of the relay."""
 
 ROW_BYTES_MAX = ENTRY_BYTES_MAX - (64 << 10)

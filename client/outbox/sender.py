@@ -48,19 +48,19 @@ from ..model.settings import ProducerAccessMode, ProducerSettings
 from ..produce.entry_writer import Extras
 from ..produce.producer import Producer
 from ..transactions.transaction import Transaction, Transactions
-from .destination_core import ClaimedRow, Effect, Parts, RelaySettings, RowsOutcome
+from .destination_core import ClaimedRow, EntriesByDestination, RelayEffect, RelaySettings, RowsOutcome
 from .relay_core import RelayCore
 from .rows import DeduplicationOff, RowKeyEncoding, parse_schema
 
 _LOG = logging.getLogger("magnetar.outbox")
-Fact = Callable[[RelayCore, float], list[Effect]]
+RelayFact = Callable[[RelayCore, float], list[RelayEffect]]
 
-FLIGHT_S = 60.0
+FLIGHT_TIMEOUT_S = 60.0
 """Time-out of a flight's transaction, in seconds. After a crash of the relay, readers of its topics wait at most that
 long."""
-ABORT_S = 2.0
+ABORT_TIMEOUT_S = 2.0
 """Longest time in seconds for which a relay that ends waits for the abort of its flight."""
-NO_DELAY_MS = 3_600_000
+ENDLESS_DELAY_MS = 3_600_000
 """Batch delay in ms that is so long that time never closes a batch: the last row of a group closes it."""
 
 _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedError, Result.InvalidConfiguration}
@@ -71,7 +71,7 @@ class RelaySender:
     """Sends one relay's requests to the cluster: asks for topics, opens producers and publishes rows. `Relay` calls it
     from its thread."""
 
-    def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
+    def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[RelayFact], None]) -> None:
         """Makes a sender. `name`: the name of all its producers. `tell(fact)` is called with each result in the
         client's loop thread; a fact is a function that calls a method `on_…` of the RelayCore."""
         self._client = client
@@ -164,7 +164,7 @@ class RelaySender:
             "max_pending_messages": self._settings.rows_per_entry + 1, "batching_enabled": True,
             "batching_max_messages": self._settings.rows_per_entry + 1,
             "batching_max_allowed_size_in_bytes": 2 * self._settings.bytes_per_entry,
-            "batching_max_publish_delay_ms": NO_DELAY_MS,
+            "batching_max_publish_delay_ms": ENDLESS_DELAY_MS,
         }  # fmt: skip
 
     async def _open_as(self, destination: str, text: str | None) -> None:
@@ -242,12 +242,12 @@ class RelaySender:
         self._tell(lambda core, now: core.on_group_outcome(destination, outcome, text, now))
 
     # ------------------------------------------------------------------------------ flights
-    def send_in_transaction(self, parts: Parts) -> None:
+    def send_in_transaction(self, parts: EntriesByDestination) -> None:
         """Sends the entries `parts` in one cluster transaction and commits it; returns at once. Reports
         `on_transaction_outcome`."""
         shared_loop_thread().start_in_background(self._send_flight(parts))
 
-    async def _send_flight(self, parts: Parts) -> None:
+    async def _send_flight(self, parts: EntriesByDestination) -> None:
         try:
             landed = await self._run_transaction(parts)
         except Exception as error:  # a fault of ours must not leave the relay waiting
@@ -257,7 +257,7 @@ class RelaySender:
             self._transaction = None
         self._tell(lambda core, now: core.on_transaction_outcome(*landed, now))
 
-    async def _run_transaction(self, parts: Parts) -> _TransactionOutcome:
+    async def _run_transaction(self, parts: EntriesByDestination) -> _TransactionOutcome:
         try:
             txn = self._transaction = await self._begin()
         except PulsarException as error:
@@ -282,7 +282,7 @@ class RelaySender:
         if not self._named:
             home.coordinators.discard_holder_number(self._name)
         self._named = False
-        txn = await Transaction(home, FLIGHT_S, self._name)
+        txn = await Transaction(home, FLIGHT_TIMEOUT_S, self._name)
         self._named = True
         return txn
 
@@ -308,7 +308,7 @@ class RelaySender:
     async def _close(self) -> None:
         if self._transaction is not None:
             with suppress(TimeoutError, PulsarException):  # its commit goes on; or its time-out aborts it
-                async with asyncio.timeout(ABORT_S):
+                async with asyncio.timeout(ABORT_TIMEOUT_S):
                     await self._transaction.abort()
         for producer in self._producers.values():
             producer.abort()

@@ -2,10 +2,10 @@
 epoch, which each new holder raises, and every transaction begins by updating that record under the holder's own epoch.
 This update is the lease and the lock in one: the transaction of an older holder changes no row and raises RelayFenced.
 
-`run_database_turn` may be called again if its outcome is unknown: deletes and refusals of rows that are gone change
-nothing, and the next sequence id in the record shows whether the claim was committed. SQLite, PostgreSQL, MySQL 8;
-`SKIP LOCKED` where the database has it, so that an operator who revives a row blocks no relay.
-Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
+`run_database_transaction` may be called again if its outcome is unknown: deletes and refusals of rows that are gone
+change nothing, and the next sequence id in the record shows whether the claim was committed. SQLite, PostgreSQL, MySQL
+8; `SKIP LOCKED` where the database has it, so that an operator who revives a row blocks no relay. Guards:
+tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
 
 Also in this file, under the heading "units": the claim of whole units of rows (`UnitClaimer`)."""
 
@@ -52,17 +52,19 @@ from .tables import SQLAlchemyOutbox, check_outbox_tables, translate_database_er
 # them wait, too. Guards: tests/client/outbox/test_units.py.
 
 
-WINDOWS = 10
-CHUNK = 500
+CLAIM_WINDOWS_MAX = 10
+IDS_PER_STATEMENT = 500
 """Most ids in one SQL statement: SQLite had a limit of 999 parameters."""
-Where = Sequence[ColumnElement[bool]]
+WhereClauses = Sequence[ColumnElement[bool]]
 
 
 class UnitClaimer:
     """Claims whole units of rows within the database transaction of `connection`. `phases`: SQL conditions of rows that
     may be claimed; a later condition is tried only if the earlier ones found no unit."""
 
-    def __init__(self, connection: Connection, rows: Table, claim: ClaimRequest, phases: Sequence[Where]) -> None:
+    def __init__(
+        self, connection: Connection, rows: Table, claim: ClaimRequest, phases: Sequence[WhereClauses]
+    ) -> None:
         self._connection, self._rows, self._claim, self._phases = connection, rows, claim, phases
         self._taken: list[Any] = []
         self._size = 0
@@ -74,7 +76,7 @@ class UnitClaimer:
         list if no unit can be claimed. The caller must mark the rows as claimed. Must be called once."""
         for phase in self._phases:
             after = 0
-            for _ in range(WINDOWS):
+            for _ in range(CLAIM_WINDOWS_MAX):
                 heads = self._heads(phase, after)
                 if not heads or not self._claim_heads(heads) or self._taken:
                     break
@@ -83,7 +85,7 @@ class UnitClaimer:
                 break
         return self._taken
 
-    def _heads(self, phase: Where, after: int) -> Sequence[Any]:
+    def _heads(self, phase: WhereClauses, after: int) -> Sequence[Any]:
         columns = self._rows.c
         query = select(columns.id, columns.unit).where(*phase, columns.id > after).order_by(columns.id)
         return self._connection.execute(query.limit(self._claim.rows_max)).all()
@@ -142,7 +144,7 @@ class UnitClaimer:
 
 def split_ids_into_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
     """Yields the ids in order, in sequences of at most CHUNK ids."""
-    return (ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK))
+    return (ids[at : at + IDS_PER_STATEMENT] for at in range(0, len(ids), IDS_PER_STATEMENT))
 
 
 # --------------------------------------------------------------------------------------------------------- store
@@ -185,7 +187,7 @@ class RelayStore:
         check_outbox_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
-    def read_holder(self) -> tuple[int, int]:
+    def read_shard_holder(self) -> tuple[int, int]:
         """Returns two numbers of the shard: its epoch, and the time in ms since the epoch at which the relay that holds
         it was last active; (0, 0) if no relay ever held it."""
         shards = self._shards
@@ -259,7 +261,7 @@ class RelayStore:
                 self._store_position(connection, destination, seq)
 
     # ------------------------------------------------------------------------------ a turn
-    def run_database_turn(self, turn: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int]:
+    def run_database_transaction(self, turn: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int]:
         """Runs the turn `turn` in one database transaction: records outcomes and claims rows. Returns the claimed rows,
         in the order of their sequence ids, and the next sequence id. If the turn was committed before, returns what it
         claimed then. Raises RelayFenced, and changes nothing, if the shard has a newer holder."""
@@ -355,14 +357,14 @@ class RelayStore:
                 found += connection.execute(limited).all()
         return found
 
-    def _phases(self, connection: Connection, claim: ClaimRequest) -> list[Where]:
+    def _phases(self, connection: Connection, claim: ClaimRequest) -> list[WhereClauses]:
         rows = self._rows
         stuck = connection.scalar(select(exists().where(rows.c.state >= RowState.HELD)))
         due = and_(rows.c.state == RowState.HELD, rows.c.retry_at <= now_ms())
         waiting = self._where(claim, rows.c.state == RowState.WAITING, older=False if stuck else None)
         return [self._where(claim, due, older=True), waiting] if stuck else [waiting]
 
-    def _where(self, claim: ClaimRequest, state: ColumnElement[bool], *, older: bool | None) -> Where:
+    def _where(self, claim: ClaimRequest, state: ColumnElement[bool], *, older: bool | None) -> WhereClauses:
         """Returns the condition of rows in `state` that may be claimed. A refused row of the same key blocks a row:
         with `older` True only if it is older; with False always; with None there are no refused rows to check."""
         rows = self._rows

@@ -41,7 +41,7 @@ from sqlalchemy.orm import Session
 
 from ..model.schema import Schema
 from .rows import (
-    TABLE,
+    OUTBOX_TABLE,
     OutboxColumnsMissing,
     OutboxError,
     OutboxReadOnly,
@@ -61,7 +61,7 @@ class SQLAlchemyOutbox:
     names of the other tables are derived. `schema`: the schema of the database that contains the tables; None: the
     default one."""
 
-    def __init__(self, metadata: MetaData, table: str = TABLE, *, schema: str | None = None) -> None:
+    def __init__(self, metadata: MetaData, table: str = OUTBOX_TABLE, *, schema: str | None = None) -> None:
         self.rows = Table(
             table, metadata,
             Column("id", _ID, primary_key=True, autoincrement=True),
@@ -169,7 +169,7 @@ _SQLSTATES: dict[str, type[OutboxError]] = {
 """SQLSTATE of PostgreSQL → error. The codes are undefined_table, undefined_column, read_only_sql_transaction and
 insufficient_privilege."""
 
-WHAT_TO_DO = {
+DATABASE_ERROR_ADVICE = {
     OutboxTableMissing: "a migration makes it, or metadata.create_all(engine), or 'magnetar outbox create'",
     OutboxColumnsMissing: "a migration of this version is not applied, or another program has a table of that name:"
     " apply it, or choose another name (table=…, --table)",
@@ -188,7 +188,7 @@ def translate_database_errors() -> Iterator[None]:
     except SQLAlchemyError as error:
         raise _translate(error) from error
     except OSError as error:
-        raise OutboxUnreachable(f"the database: {error}; {WHAT_TO_DO[OutboxUnreachable]}") from error
+        raise OutboxUnreachable(f"the database: {error}; {DATABASE_ERROR_ADVICE[OutboxUnreachable]}") from error
 
 
 def _translate(error: SQLAlchemyError) -> OutboxError:
@@ -206,7 +206,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
             if any(sign in lower for sign in signs):
                 kind = candidate
                 break
-    return kind(f"the database said: {text}; {WHAT_TO_DO[kind]}")
+    return kind(f"the database said: {text}; {DATABASE_ERROR_ADVICE[kind]}")
 
 
 def check_outbox_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
@@ -217,12 +217,12 @@ def check_outbox_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         for table in (outbox.rows, outbox.shards, outbox.positions):
             if not found.has_table(table.name, schema=table.schema):
                 what = f"the database {url_without_password(engine)} has no table {table.name}"
-                raise OutboxTableMissing(f"{what}; {WHAT_TO_DO[OutboxTableMissing]}")
+                raise OutboxTableMissing(f"{what}; {DATABASE_ERROR_ADVICE[OutboxTableMissing]}")
             there = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
             missing = [column.name for column in table.columns if column.name not in there]
             if missing:
                 what = f"table {table.name} of {url_without_password(engine)} has no column {', '.join(missing)}"
-                raise OutboxColumnsMissing(f"{what}; {WHAT_TO_DO[OutboxColumnsMissing]}")
+                raise OutboxColumnsMissing(f"{what}; {DATABASE_ERROR_ADVICE[OutboxColumnsMissing]}")
 
 
 def url_without_password(engine: Engine) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import Busy, ConnectionLost, MagnetarError, ProducerBusy, ProducerFenced, from_wire
-from ...proto.expiry import EXPIRES_AT
+from ...proto.expiry import EXPIRES_AT_PROPERTY
 from ...proto.names import Position, TopicName
 from ...proto.states import ENTRY_COST_BYTES, AccessMode
 from ..common.checks import (
@@ -52,7 +52,7 @@ class SentEntryDescription(NamedTuple):
     size: int  # bytes
 
 
-Done = Callable[[SentEntryDescription], None]
+OnEntryStored = Callable[[SentEntryDescription], None]
 
 
 class PreEncodedEntryWriter:
@@ -60,7 +60,7 @@ class PreEncodedEntryWriter:
     in the event loop with the SentEntryDescription of each entry when the entry is stored. It is the owner of an
     Attachment (client/connect/attachment.py)."""
 
-    def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
+    def __init__(self, connections: Connections, topic: TopicName, name: str, done: OnEntryStored) -> None:
         self.topic = topic
         self.waits = False
         self._name = name
@@ -245,7 +245,7 @@ class Extras(NamedTuple):
 
 
 NO_EXTRAS = Extras()
-LOCAL = "__local__"
+LOCAL_CLUSTER_ONLY = "__local__"
 """Stands in the list of clusters for a message that no other cluster gets, as Pulsar's clients write it."""
 
 
@@ -273,7 +273,7 @@ def make_outgoing_message(
         deliver_at = wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
     properties = dict(extras.properties or {})
     if extras.expires_at is not None or extras.expires_in is not None:
-        properties[EXPIRES_AT] = str(_expiry_ms(extras, wall_ms))
+        properties[EXPIRES_AT_PROPERTY] = str(_expiry_ms(extras, wall_ms))
     return OutgoingMessage(
         payload=payload or b"",
         properties=properties,
@@ -284,7 +284,7 @@ def make_outgoing_message(
         event_time=extras.event_timestamp or 0,
         sequence_id=extras.sequence_id,
         deliver_at=deliver_at,
-        replicate_to=(LOCAL,) if extras.disable_replication else tuple(extras.replication_clusters or ()),
+        replicate_to=(LOCAL_CLUSTER_ONLY,) if extras.disable_replication else tuple(extras.replication_clusters or ()),
         null_value=payload is None,
         txn=extras.txn,
     )

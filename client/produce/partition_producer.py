@@ -20,7 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import Encrypt
+from ...proto.entry import EncryptFunction
 from ...proto.errors import MagnetarError, from_wire
 from ...proto.names import Position, TopicName
 from ..common.closing import DueTimer
@@ -39,9 +39,9 @@ from ..common.errors import (
 from ..common.loggers import log_foreign_error, run_logging_errors
 from ..connect.attachment import Attachment, make_open_frame, make_producer_options
 from ..connect.connections import Connections
-from ..core.batcher import Callback, OutgoingBatch, OutgoingMessage
+from ..core.batcher import OutgoingBatch, OutgoingMessage, SendCallback
 from ..core.effects import (
-    PRODUCER_FINAL,
+    PRODUCER_FINAL_ERRORS,
     AttachToBroker,
     DetachFromBroker,
     EndFlushes,
@@ -55,7 +55,7 @@ from ..core.effects import (
     SendEntry,
 )
 from ..core.producer import ProducerCore
-from ..core.transaction import SendAllowance, TransactionEndpoint, TransactionPort
+from ..core.transaction import PartitionClientPort, SendAllowance, TransactionPort
 from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.settings import ProducerAccessMode, ProducerSettings
 
@@ -83,7 +83,7 @@ def report_to_callbacks(outcome: ReportOutcome, topic: TopicName) -> None:
         _call(callback, result, missing)
 
 
-def notify_transaction(txn: TransactionPort, where: TransactionEndpoint, outcome: ReportOutcome) -> None:
+def notify_transaction(txn: TransactionPort, where: PartitionClientPort, outcome: ReportOutcome) -> None:
     """Reports the outcome of an entry to the transaction `txn` in which it was sent. `where`: the producer that sent
     it. Must be called after the callbacks of the entry's messages."""
     batch, error, ledger_id, entry_id = outcome
@@ -112,7 +112,7 @@ def confirm_messages(batch: OutgoingBatch, partition: int, ledger_id: int, entry
                 log_foreign_error(error, "a send callback")
 
 
-def _call(callback: Callback, *outcome: Any) -> None:
+def _call(callback: SendCallback, *outcome: Any) -> None:
     if callback is not None:
         try:
             callback(*outcome)
@@ -136,7 +136,7 @@ class PartitionProducer:
 
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int,
-        encrypt: Encrypt | None = None,
+        encrypt: EncryptFunction | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.is_producer = True
@@ -158,9 +158,9 @@ class PartitionProducer:
         )  # fmt: skip
         self.latencies: Histogram | None = None  # seconds from encoding an entry to its receipt
         if connections.settings.latency_statistics:
-            from ...runtime.metrics import SECONDS, Histogram  # who does not ask for it need not load it
+            from ...runtime.metrics import DURATION_BOUNDS, Histogram  # who does not ask for it need not load it
 
-            self.latencies = Histogram(SECONDS)
+            self.latencies = Histogram(DURATION_BOUNDS)
         self._attachment = Attachment(connections, self)
         self._loop = asyncio.get_running_loop()
         self._wakes = connections.event_loop_caller
@@ -169,7 +169,7 @@ class PartitionProducer:
         self._share: SendAllowance | None = None  # of the transaction in which a message was sent last
 
     # ------------------------------------------------------------------------------ from any thread
-    def add(self, payload: bytes, callback: Callback) -> None:
+    def add(self, payload: bytes, callback: SendCallback) -> None:
         """Adds a message that has a payload and no other field; `callback` gets its outcome. May be called from any
         thread. If the message is refused, raises the reason: ProducerQueueIsFull, MemoryBufferIsFull, MessageTooBig,
         AlreadyClosed, or the error that ended the producer."""
@@ -179,7 +179,7 @@ class PartitionProducer:
                 raise self._refusal(added, len(payload))
             self._wake()
 
-    def add_payload_in_transaction(self, txn: TransactionPort, payload: bytes, callback: Callback) -> None:
+    def add_payload_in_transaction(self, txn: TransactionPort, payload: bytes, callback: SendCallback) -> None:
         """Adds a message that has a payload and no other field, in the transaction `txn`, as `add` does. Also raises
         the errors of `TransactionPort.begin_operation`."""
         share = self._share
@@ -197,7 +197,7 @@ class PartitionProducer:
         share = self._share = txn.allow_sends(self, self._connections, self.core.lock)
         return share
 
-    def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
+    def add_message(self, message: OutgoingMessage, callback: SendCallback) -> None:
         """Adds a message with any fields, as `add` does. Raises InvalidMessage if the message cannot be encoded, and,
         for a message in a transaction, the errors of `TransactionPort.begin_operation`."""
         if message.txn is None:
@@ -210,7 +210,7 @@ class PartitionProducer:
             message.txn.cancel_operation(message=True)
             raise
 
-    def _add_message(self, message: OutgoingMessage, callback: Callback) -> None:
+    def _add_message(self, message: OutgoingMessage, callback: SendCallback) -> None:
         try:
             added = self.core.add_message(message, callback)
         except MagnetarError as error:
@@ -257,10 +257,10 @@ class PartitionProducer:
             limit=core.max_pending,
         )
 
-    def send_now(self) -> None:
+    def send_waiting_now(self) -> None:
         """Closes the open batches and sends them, also while other batches are in flight. Must be called in the event
         loop."""
-        self._do(self.core.send_now(self._now(), self._wall_ms()))
+        self._do(self.core.publish_open_batches(self._now(), self._wall_ms()))
 
     def flush_soon(self) -> None:
         """Sends the open batches without waiting for their delay: at once if nothing is in flight, else when all
@@ -350,7 +350,7 @@ class PartitionProducer:
         return []
 
     def on_lost(self, error: MagnetarError) -> None:
-        if isinstance(error, PRODUCER_FINAL):
+        if isinstance(error, PRODUCER_FINAL_ERRORS):
             _LOG.warning("%s: the producer is finished: %s", self.topic, error)
         elif self.core.state is not PartitionClientState.CLOSED:
             _LOG.info("%s: the producer reconnects: %s", self.topic, error)

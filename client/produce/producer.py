@@ -39,9 +39,9 @@ from ..common.errors import (
     make_exception_for_result,
     translate_error,
 )
-from ..connect.connections import NEWEST, Connections, TopicSchemaCache
+from ..connect.connections import NEWEST_VERSION, Connections, TopicSchemaCache
 from ..connect.topic_watch import PartitionsWatcher
-from ..core.batcher import Callback, OutgoingMessage
+from ..core.batcher import OutgoingMessage, SendCallback
 from ..core.effects import PartitionClientState
 from ..core.failover import PartitionRouter, PartitionsRoutingMode
 from ..core.levels import split_by_level
@@ -129,7 +129,7 @@ class Half:
 # them are open. `all` stays the same list. Guards: tests/client/connect/test_partitions_watcher.py.
 
 
-UNBOUNDED = 1 << 40
+PENDING_UNBOUNDED = 1 << 40
 """Limit of pending messages if the program sets the limit to 0."""
 
 
@@ -144,8 +144,8 @@ class PartitionProducers:
         self.connections = connections
         self._settings = settings
         self._now = connections.world.clock.monotonic
-        across = (settings.max_pending_messages_across_partitions or UNBOUNDED) // max(1, count)
-        self._pending_max = min(settings.max_pending_messages or UNBOUNDED, max(1, across))
+        across = (settings.max_pending_messages_across_partitions or PENDING_UNBOUNDED) // max(1, count)
+        self._pending_max = min(settings.max_pending_messages or PENDING_UNBOUNDED, max(1, across))
         self._topic = topic
         self._router = self._new_router(count) if count else None
         self._watcher: PartitionsWatcher | None = None
@@ -321,7 +321,7 @@ class LevelProducers:
 # ------------------------------------------------------------------------------------------------------ producer
 
 
-DELAY_DEFAULT_MS = ProducerSettings().batching_max_publish_delay_ms
+DEFAULT_BATCH_DELAY_MS = ProducerSettings().batching_max_publish_delay_ms
 """Default batch delay in ms. Only if the program sets a longer delay does `send` wait for other messages to batch with,
 as in pulsar.asyncio."""
 
@@ -355,7 +355,7 @@ class Producer(ClosedAfterAsyncWith):
         self.hooks = chain_hooks(partitions.connections.settings.hooks, settings.hooks)
         plain = type(settings.schema).encode is BytesSchema.encode  # a derived class may encode otherwise
         self.only_plain: PartitionProducer | None = partitions.unpartitioned_producer if plain else None
-        self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
+        self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DEFAULT_BATCH_DELAY_MS
         self._closed = False
         self._recent: RecentQuantiles | None = None
         self._loop = asyncio.get_running_loop()
@@ -370,8 +370,8 @@ class Producer(ClosedAfterAsyncWith):
         if settings.schema.of_topic:
             [(first, _), *_] = split_by_level([topic], settings.levels)
             schemas = TopicSchemaCache(connections, first)
-            await schemas.fetch_schema(NEWEST)
-            settings = replace(settings, schema=settings.schema.known(schemas.find_cached_schema(NEWEST)))
+            await schemas.fetch_schema(NEWEST_VERSION)
+            settings = replace(settings, schema=settings.schema.known(schemas.find_cached_schema(NEWEST_VERSION)))
         kind = PartitionProducers if settings.levels is None else LevelProducers
         partitions = await kind.open(connections, topic, settings, epoch)
         return cls(topic, settings, partitions, connections.world.clock.wall_ms)
@@ -445,7 +445,7 @@ class Producer(ClosedAfterAsyncWith):
         return {name: round(share * 1e6) for name, share in zip(names, shares, strict=True) if share == share}
 
     # ------------------------------------------------------------------------------ sending
-    def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
+    def enqueue(self, content: Any, callback: SendCallback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
         """Adds a message to send, as `send_nowait` does, with all options in `extras`. Returns the PartitionProducer
         that sends it. May be called from any thread; calls no hooks.
 
@@ -467,7 +467,7 @@ class Producer(ClosedAfterAsyncWith):
     def send_nowait(
         self,
         content: Any,
-        callback: Callback | None = None,
+        callback: SendCallback | None = None,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
         ordering_key: str | None = None,
@@ -669,7 +669,7 @@ class Producer(ClosedAfterAsyncWith):
         return [each for each in ids if each is not None]
 
     async def _enqueue_waiting(
-        self, content: Any, callback: Callback, extras: Extras, *, hooked: bool = False
+        self, content: Any, callback: SendCallback, extras: Extras, *, hooked: bool = False
     ) -> PartitionProducer:
         """Adds a message; with block_if_queue_full, waits for room instead of raising ProducerQueueIsFull. `hooked`:
         its hooks were called."""

@@ -12,10 +12,10 @@ request or the connection to it breaks. **Which.** A client asks a random coordi
 ids, and the next coordinator for each further block. So transactions that end at the same time mostly have the same
 coordinator, and clients are spread over all coordinators. A transaction name always has the same coordinator.
 **Ends.** All transactions that end in one turn of the event loop are sent to their coordinator in one request, with at
-most END_ITEMS_MAX items. At most ENDS_UNDER_WAY requests are in flight to one coordinator; later ends wait, and are
-then sent together. Ends that wait until all consumers can see the transaction have requests of their own. An end is
-sent again until it is answered or its time is over: a repeated end gets the same answer. Each answer, and each failed
-request, makes room for the next request. Guards: tests/client/transactions/test_transactions.py.
+most END_REQUEST_ITEMS_MAX items. At most END_REQUESTS_IN_FLIGHT requests are in flight to one coordinator; later ends
+wait, and are then sent together. Ends that wait until all consumers can see the transaction have requests of their own.
+An end is sent again until it is answered or its time is over: a repeated end gets the same answer. Each answer, and
+each failed request, makes room for the next request. Guards: tests/client/transactions/test_transactions.py.
 
 Also in this file, under the heading "leased_ids": the blocks of transaction ids that coordinators gave in advance
 (`LeasedTransactionIds`)."""
@@ -39,9 +39,9 @@ from ...proto.states import TxnId, TxnState, coordinator_of
 from ...runtime.network import Channel, Endpoint, find_rpc
 from ...runtime.tasks import Tasks
 from ..common.checks import (
-    TEXT,
-    YES_OR_NO,
-    Table,
+    BOOLEAN_CHECK,
+    TEXT_CHECK,
+    CheckTable,
     WrongValue,
     check_parameters,
     make_instance_check,
@@ -67,7 +67,7 @@ from ..connect.connections import Connections
 # tests/client/transactions/test_leased_ids.py.
 
 
-FIRST, MOST = 8, 1024
+LEASED_IDS_MIN, LEASED_IDS_MAX = 8, 1024
 """Number of ids in the first leased block, and in the largest: one client begins at most that many transactions in 0.2
 s."""
 
@@ -78,7 +78,7 @@ class LeasedTransactionIds:
     called from any thread."""
 
     def __init__(self) -> None:
-        self.wanted = FIRST
+        self.wanted = LEASED_IDS_MIN
         self._lock = Lock()
         self._blocks: deque[tuple[TxnId, int, float]] = deque()  # next one, how many, when they are void
 
@@ -88,7 +88,7 @@ class LeasedTransactionIds:
             while self._blocks:
                 first, count, void_at = self._blocks.popleft()
                 if now >= void_at:
-                    self.wanted = max(FIRST, self.wanted // 2)
+                    self.wanted = max(LEASED_IDS_MIN, self.wanted // 2)
                     continue
                 if count > 1:
                     self._blocks.appendleft((TxnId(first.most, first.least + 1), count - 1, void_at))
@@ -102,7 +102,7 @@ class LeasedTransactionIds:
         with self._lock:
             self._blocks.append((first, count, asked_at + lease_s / 2))
             if count >= self.wanted:
-                self.wanted = min(MOST, 2 * self.wanted)
+                self.wanted = min(LEASED_IDS_MAX, 2 * self.wanted)
 
     def discard(self, coordinator: int) -> None:
         """Drops the ids of the coordinator `coordinator`. Called when it moved to another broker, or aborted a
@@ -110,7 +110,7 @@ class LeasedTransactionIds:
         with self._lock:
             kept = deque(block for block in self._blocks if block[0].most != coordinator)
             if len(kept) < len(self._blocks):
-                self._blocks, self.wanted = kept, FIRST
+                self._blocks, self.wanted = kept, LEASED_IDS_MIN
 
     @property
     def is_running_low(self) -> bool:
@@ -120,18 +120,18 @@ class LeasedTransactionIds:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert FIRST <= self.wanted <= MOST, "blocks have their bounds"
+        assert LEASED_IDS_MIN <= self.wanted <= LEASED_IDS_MAX, "blocks have their bounds"
         assert all(count > 0 for _, count, _ in self._blocks), "a block has ids"
 
 
 # -------------------------------------------------------------------------------------------------- coordinators
 
 
-END_ITEMS_MAX = 1000
-END_BYTES_MAX = 128 << 10
+END_REQUEST_ITEMS_MAX = 1000
+END_REQUEST_BYTES_MAX = 128 << 10
 """Most bytes of one request: a quarter of the broker's limit (runtime/network.py `REQUEST_BYTES_MAX`)."""
-ENDS_UNDER_WAY = 4
-LANES_MAX = 64
+END_REQUESTS_IN_FLIGHT = 4
+LEASED_TIMEOUTS_MAX = 64
 """Most different time-outs for which ids are leased in advance; a transaction with a further time-out asks for its own
 id."""
 
@@ -169,7 +169,7 @@ class CoordinatorClient:
         coordinator. Raises the error of that request when the operation's deadline has passed."""
         ids = self._leases.get(timeout_ms)
         if ids is None:
-            if len(self._leases) >= LANES_MAX:
+            if len(self._leases) >= LEASED_TIMEOUTS_MAX:
                 return (await self._begin(wire.BeginRequest(count=1, timeout_ms=timeout_ms)))[0]
             ids = self._leases[timeout_ms] = LeasedTransactionIds()
         while (found := ids.take_leased_id(self._now())) is None:
@@ -391,10 +391,10 @@ class TransactionEndQueue:
         if self._tasks.closed:
             waiting, self._waiting = self._waiting, deque()
             _resolve(waiting, ())
-        while self._waiting and self._under_way < ENDS_UNDER_WAY:
+        while self._waiting and self._under_way < END_REQUESTS_IN_FLIGHT:
             batch: list[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]] = []
             size = 0
-            while self._waiting and len(batch) < END_ITEMS_MAX and size < END_BYTES_MAX:
+            while self._waiting and len(batch) < END_REQUEST_ITEMS_MAX and size < END_REQUEST_BYTES_MAX:
                 item, answer = self._waiting.popleft()
                 if not answer.done():  # else its caller has left
                     batch.append((item, answer))
@@ -494,11 +494,11 @@ class Batch(NamedTuple):
             raise WrongValue("a batch has a sink_id, or a run")
 
 
-_TABLE: Table = {
-    "sink_id": TEXT, "query_id": TEXT, "number": make_whole_number_check(0, NUMBER_MAX), "run": TEXT,
-    "adopt": YES_OR_NO,
+_TABLE: CheckTable = {
+    "sink_id": TEXT_CHECK, "query_id": TEXT_CHECK, "number": make_whole_number_check(0, NUMBER_MAX), "run": TEXT_CHECK,
+    "adopt": BOOLEAN_CHECK,
 }
-BATCH = make_instance_check(Batch, optional=False)
+BATCH_CHECK = make_instance_check(Batch, optional=False)
 
 
 class BatchOutcome(Enum):

@@ -47,10 +47,10 @@ T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.client")
 
 NAME_MAX = 512
-IDS_TRIED = 3
+ID_ATTEMPTS_MAX = 3
 """Most ids that `prepare` tries, one after the other, if ids are void because their coordinator lost its state
 since."""
-TABLE = {
+HALF_CHECKS = {
     "group": ParameterCheck(f"text of 1 to {NAME_MAX} characters", (str,), lambda text: 0 < len(text) <= NAME_MAX),
     "check_key": ParameterCheck(f"text of at most {NAME_MAX} characters", (str,), lambda text: len(text) <= NAME_MAX),
     "check_after": ParameterCheck("a number of seconds, 0 or more", (int, float), lambda value: 0 <= value <= 1e8),
@@ -125,7 +125,7 @@ class ClientHalfMessages:
         group may be asked for a decision (0: the cluster's default). If this is cancelled, or gets no answer in time, a
         half message that was stored is rolled back. Raises InvalidConfiguration for a wrong value, MessageTooBig above
         HALF_BYTES_MAX, AlreadyClosed after the close of the client."""
-        check_parameters(TABLE, {"group": group, "check_key": check_key, "check_after": check_after})
+        check_parameters(HALF_CHECKS, {"group": group, "check_key": check_key, "check_after": check_after})
         if not 1 <= len(messages) <= HALF_MESSAGES_MAX:
             raise WrongValue(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(messages)}")
         size = sum(len(topic.full) + len(entry) for topic, entry in messages)
@@ -149,7 +149,7 @@ class ClientHalfMessages:
         back."""
         try:
             number = coordinator_of(request.group, await self.coordinators.count_coordinators())
-            for left in reversed(range(IDS_TRIED)):
+            for left in reversed(range(ID_ATTEMPTS_MAX)):
                 id_ = await self._id(number)
                 request.half.most, request.half.least = id_
                 try:
@@ -267,8 +267,8 @@ def _result(found: T | MagnetarError) -> T:
 # not ended; it holds one of the AT_ONCE places until it returns. Guards: tests/client/transactions/test_halves.py.
 
 
-AT_ONCE = 16
-CONNECTED_S = 5.0
+CHECKS_AT_ONCE = 16
+STREAM_STABLE_S = 5.0
 """A stream that lasted this many seconds has worked: the next stream is opened soon after it, without a long
 back-off."""
 
@@ -282,7 +282,7 @@ class Decision(Enum):
     UNKNOWN = "UNKNOWN"
 
 
-VERBS = {
+END_VERBS = {
     Decision.COMMIT: wire.EndHalfRequest.COMMIT, Decision.ROLLBACK: wire.EndHalfRequest.ROLLBACK,
     Decision.UNKNOWN: wire.EndHalfRequest.UNKNOWN,
 }  # fmt: skip
@@ -338,7 +338,7 @@ class HalfCheckWatch:
                 _LOG.info("group %s is connected again: %s", self.group, error)
             except Exception:
                 _LOG.exception("group %s is connected again", self.group)
-            if now() - begun > CONNECTED_S:
+            if now() - begun > STREAM_STABLE_S:
                 backoff.reset()
             await asyncio.sleep(backoff.next_delay_s())
 
@@ -373,8 +373,8 @@ class HalfCheckWatch:
         self, check: wire.HalfCheck, id_: TxnId
     ) -> tuple[wire.EndHalfRequest.Verb, str]:
         """Returns the function's answer, or FAILED and the reason why there is none."""
-        if self._busy >= AT_ONCE:
-            return wire.EndHalfRequest.FAILED, f"{AT_ONCE} checks are under way, or hang"
+        if self._busy >= CHECKS_AT_ONCE:
+            return wire.EndHalfRequest.FAILED, f"{CHECKS_AT_ONCE} checks are under way, or hang"
         answer_s = check.answer_ms / 1000
         try:
             half = _half_of(check, id_, self.group)
@@ -391,7 +391,7 @@ class HalfCheckWatch:
                 raise
             _LOG.exception("half %s: the check of group %s failed", id_, self.group)
             return wire.EndHalfRequest.FAILED, f"{type(error).__name__}: {error}"[:300]
-        return VERBS[found], ""
+        return END_VERBS[found], ""
 
     async def _call(self, half: HalfCheck) -> Any:
         self._busy += 1

@@ -37,10 +37,10 @@ from typing import Any, NamedTuple
 from ...proto.names import Position
 from ...runtime.tasks import Tasks
 from ..common.checks import (
-    FUNCTION,
-    MS,
+    FUNCTION_CHECK,
+    MS_CHECK,
     TIMEOUT_MS,
-    TRANSACTION,
+    TRANSACTION_CHECKS,
     ParameterCheck,
     WrongValue,
     check_parameter,
@@ -62,7 +62,7 @@ from ..common.errors import (
 )
 from ..common.loggers import is_cancelled
 from ..consume.consumer import Consumer
-from ..core.batcher import Callback
+from ..core.batcher import SendCallback
 from ..model.message import Message
 from ..model.settings import ConsumerType
 from ..model.tracing import Tracing
@@ -95,8 +95,8 @@ class Output:
 
 
 _LOG = logging.getLogger("magnetar.client")
-ON_ERROR = ParameterCheck("raise or nack", (str,), lambda text: text in ("raise", "nack"))
-SLICE = 64
+ON_ERROR_CHECK = ParameterCheck("raise or nack", (str,), lambda text: text in ("raise", "nack"))
+MESSAGES_PER_TURN = 64
 """Messages that are processed before other work of the event loop runs."""
 
 
@@ -127,7 +127,7 @@ class FunctionFailed(Exception):
     raise."""
 
 
-Apply = Callable[[list[Message]], Awaitable[list[FunctionResult]]]
+ApplyFunction = Callable[[list[Message]], Awaitable[list[FunctionResult]]]
 
 
 class ProcessOptions(NamedTuple):
@@ -143,11 +143,11 @@ class ProcessOptions(NamedTuple):
 
     def check(self) -> None:
         """Raises InvalidConfiguration if an option is wrong."""
-        check_parameters(TRANSACTION, {"timeout": self.timeout})
+        check_parameters(TRANSACTION_CHECKS, {"timeout": self.timeout})
         check_parameter("messages_max", make_whole_number_check(1, 1_000_000), self.messages_max)
-        check_parameter("linger_ms", MS, self.linger_ms)
+        check_parameter("linger_ms", MS_CHECK, self.linger_ms)
         check_parameter("transactions_max", make_whole_number_check(1, 1000), self.transactions_max)
-        check_parameter("on_error", ON_ERROR, self.on_error)
+        check_parameter("on_error", ON_ERROR_CHECK, self.on_error)
         check_parameter("idle_timeout_ms", TIMEOUT_MS, self.idle_timeout_ms)
         check_parameter("statistics", make_instance_check(ProcessStatistics, optional=False), self.statistics)
 
@@ -184,17 +184,17 @@ async def process(
     """
     check_parameter("consumer", make_instance_check(Consumer, optional=False), consumer)
     check_parameter("producer", make_instance_check(Producer, optional=False), producer)
-    check_parameter("function", FUNCTION, function)
+    check_parameter("function", FUNCTION_CHECK, function)
     counted = statistics if statistics is not None else ProcessStatistics()
     options = ProcessOptions(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
     return await ProcessLoop(consumer, producer, make_loop_processor(function, consumer.tracing), options).run()
 
 
-PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
+NON_AWAITABLE_TYPES = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
 """Types of results that are never awaitable, so that `process` need not test each result of the function."""
 
 
-def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | None = None) -> Apply:
+def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | None = None) -> ApplyFunction:
     """Returns a coroutine function that calls the program's `function` in the event loop for each message of a batch,
     one after the other. That coroutine function returns one FunctionResult for each message, and raises nothing that
     `function` raises. `tracing`: makes the process span of a message the current span during its call."""
@@ -206,9 +206,9 @@ def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | N
             try:
                 with plain if tracing is None else tracing.processing(message):
                     found = function(message)
-                    if type(found) not in PLAIN and inspect.isawaitable(found):
+                    if type(found) not in NON_AWAITABLE_TYPES and inspect.isawaitable(found):
                         found = await found
-                    elif number % SLICE == SLICE - 1:
+                    elif number % MESSAGES_PER_TURN == MESSAGES_PER_TURN - 1:
                         await asyncio.sleep(0)
                     results.append(FunctionResult(message, convert_to_outputs(found), None))
             except (Exception, asyncio.CancelledError) as error:
@@ -257,7 +257,7 @@ class ProcessLoop:
     Raises InvalidConfiguration if an option is wrong, the consumer has a listener, or the consumer and the producer are
     of different clients."""
 
-    def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: ProcessOptions) -> None:
+    def __init__(self, consumer: Consumer, producer: Producer, apply: ApplyFunction, options: ProcessOptions) -> None:
         options.check()
         if consumer.connections is not producer.connections:
             raise WrongValue("the consumer and the producer are of one client")
@@ -412,7 +412,7 @@ class ProcessLoop:
             with hooks.run_send_hooks(producer.topic(), value, extras.properties, None) as (value, added, sent):
                 await self._add(producer, value, sent, extras._replace(properties=added))
 
-    async def _add(self, producer: Producer, value: Any, sent: Callback, extras: Extras) -> None:
+    async def _add(self, producer: Producer, value: Any, sent: SendCallback, extras: Extras) -> None:
         while True:
             try:
                 producer.enqueue(value, sent, extras)

@@ -41,8 +41,9 @@ from ..common.errors import (
 from ..common.loggers import ignore_error, run_logging_errors
 from ..connect.connections import Connections
 from ..core.transaction import (
-    WAITING,
+    ENDING_STATES,
     AskToEndTransaction,
+    PartitionClientPort,
     ReportOperationsDone,
     ReportTransactionEnd,
     SendAllowance,
@@ -50,20 +51,19 @@ from ..core.transaction import (
     TransactionCore,
     TransactionEffect,
     TransactionEndKind,
-    TransactionEndpoint,
     TransactionPort,
     TransactionState,
 )
 from .coordinators import CoordinatorClient
 
 _LOG = logging.getLogger("magnetar.client")
-VERBS = {
+END_VERBS = {
     TransactionEndKind.COMMIT: wire.EndItem.COMMIT, TransactionEndKind.ABORT: wire.EndItem.ABORT,
     TransactionEndKind.PREPARE: wire.EndItem.PREPARE}
-WAIT = ParameterCheck("durable or visible", (str,), lambda wait: wait in ("durable", "visible"))
-UNTIL_MAX = 10 * 365 * 86400.0
-UNTIL = ParameterCheck("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
-LEAVE_S = 5.0
+WAIT_CHECK = ParameterCheck("durable or visible", (str,), lambda wait: wait in ("durable", "visible"))
+PREPARED_S_MAX = 10 * 365 * 86400.0
+UNTIL_CHECK = ParameterCheck("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= PREPARED_S_MAX)
+ABORT_WAIT_S = 5.0
 """Longest time in seconds for which the end of a cancelled `async with` block waits for the abort of its transaction.
 The abort continues after that."""
 Wait = Literal["durable", "visible"]
@@ -93,7 +93,7 @@ class Transaction(TransactionPort):
         self._lock = Lock()
         self._begun: asyncio.Future[None] | None = None
         self.deliveries = {}
-        self._parts: dict[TransactionEndpoint, SendAllowance | None] = {}
+        self._parts: dict[PartitionClientPort, SendAllowance | None] = {}
         self._again: dict[Callable[[], None], None] = {}
         self._idle: asyncio.Future[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -155,7 +155,7 @@ class Transaction(TransactionPort):
             return
         ending = self._start_ending(self._abort(visible=False))
         with suppress(TimeoutError, asyncio.CancelledError, PulsarException):
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(ABORT_WAIT_S):
                 await asyncio.shield(ending)
 
     # ------------------------------------------------------------------------------ facts
@@ -186,9 +186,9 @@ class Transaction(TransactionPort):
     @property
     def is_unfinished(self) -> bool:
         core = self._core
-        return core is not None and core.state in (TransactionState.OPEN, *WAITING)
+        return core is not None and core.state in (TransactionState.OPEN, *ENDING_STATES)
 
-    def begin_operation(self, where: TransactionEndpoint, connections: object) -> None:
+    def begin_operation(self, where: PartitionClientPort, connections: object) -> None:
         core = self._core
         if where in self._parts and core is not None and core.try_begin_operation(message=where.is_producer):
             return
@@ -197,7 +197,7 @@ class Transaction(TransactionPort):
         self._parts.setdefault(where)
 
     def allow_sends(
-        self, where: TransactionEndpoint, connections: object, lock: AbstractContextManager[Any]
+        self, where: PartitionClientPort, connections: object, lock: AbstractContextManager[Any]
     ) -> SendAllowance:
         self._check_home(connections)
         share = self._parts.get(where) or SendAllowance(self, lock)
@@ -215,7 +215,7 @@ class Transaction(TransactionPort):
     def register_cumulative_ack(self, again: Callable[[], None]) -> None:
         self._again[again] = None
 
-    def on_stored(self, where: TransactionEndpoint, messages: int, position: Position) -> None:
+    def on_stored(self, where: PartitionClientPort, messages: int, position: Position) -> None:
         self._do(self._known.on_stored(where.topic.full, messages, position))
 
     def on_refused(self, messages: int, error: MagnetarError) -> None:
@@ -256,7 +256,7 @@ class Transaction(TransactionPort):
         TransactionFenced if a later program took its name over; TransactionEnded after `abort`. Raises Timeout if the
         commit is durable and not visible in time. After OutcomeUnknown call `commit` again, or ask
         `transaction_status`."""
-        check_parameter("wait", WAIT, wait)
+        check_parameter("wait", WAIT_CHECK, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
             await self._outlive(self._ending)
@@ -274,7 +274,7 @@ class Transaction(TransactionPort):
         this client or the coordinator crashes. `commit` or `abort` ends it, also from another program by its id:
         `Client.commit_transaction`, `abort_transaction`, or asyncio's `commit_batch`. Until then readers wait for it.
         May be called again before the end. Raises what `commit` raises, and TransactionEnded after the end."""
-        check_parameter("until", UNTIL, until)
+        check_parameter("until", UNTIL_CHECK, until)
         core = self._known
         if core.state is TransactionState.OPEN:
             self._start_ending(self._prepare(until))
@@ -290,7 +290,7 @@ class Transaction(TransactionPort):
         when the abort is durable, with `wait` "visible" when it has taken effect at all topics, or when no coordinator
         answers: then the time-out aborts it. May be called again. Raises TransactionEnded if the transaction is
         committed, or may be; OutcomeUnknown if it was prepared, and its coordinator does not answer."""
-        check_parameter("wait", WAIT, wait)
+        check_parameter("wait", WAIT_CHECK, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
             await self._outlive(self._ending)
@@ -357,7 +357,7 @@ class Transaction(TransactionPort):
         self._do(ending())
         try:
             for each in list(self._parts):
-                each.send_now()
+                each.send_waiting_now()
             if not self._idle.done():
                 await self._home.coordinators.deadlines.wait(self._idle, self._deadline)
         except TimeoutError:
@@ -384,7 +384,7 @@ class Transaction(TransactionPort):
         end = next((each for each in effects if isinstance(each, AskToEndTransaction)), None)
         if end is None:
             return
-        item = wire.EndItem(verb=VERBS[end.verb], visible=visible, prepared_ms=prepared_ms)
+        item = wire.EndItem(verb=END_VERBS[end.verb], visible=visible, prepared_ms=prepared_ms)
         item.txn.most, item.txn.least = core.txn
         item.participants.extend(map(encode_participant, end.participants))
         try:

@@ -14,7 +14,7 @@ from magnetar.client.common.errors import ConsumerBusy, translate_error
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.client.produce.producer import Producer
-from magnetar.client.redrive import SUBSCRIPTION, TIMES_MAX, Redrive, RedriveOptions, RedriveResult
+from magnetar.client.redrive import REDRIVE_SUBSCRIPTION, REDRIVES_MAX, Redrive, RedriveOptions, RedriveResult
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import Busy, TopicNotFound
 from magnetar.schema import JsonSchema, Record, String
@@ -29,7 +29,7 @@ LETTERS = f"{TOPIC}-billing-DLQ"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.client.redrive.IDLE_MS", 100)
+    monkeypatch.setattr("magnetar.client.redrive.BACKLOG_CHECK_IDLE_MS", 100)
 
 
 opened = wire.ProducerOpened
@@ -146,16 +146,16 @@ async def test_only_what_is_asked_for_goes_and_the_rest_stays_for_later(tmp_path
         await made.letters(b"3", region="us")
         await made.admin.create_subscription(TOPIC, "audit")
         await made.letters(b"4", subscription="audit", region="eu")
-        await made.letters(b"5", region="eu", REDRIVEN=str(TIMES_MAX))
+        await made.letters(b"5", region="eu", REDRIVEN=str(REDRIVES_MAX))
         async with await made.client.create_producer(LETTERS) as producer:
             await producer.send(b"6")
         dry = await made.run(dry_run=True)
         assert dry.sent == {TOPIC: 4}
-        assert SUBSCRIPTION not in await made.admin.subscriptions(LETTERS), "a dry run leaves nothing behind"
+        assert REDRIVE_SUBSCRIPTION not in await made.admin.subscriptions(LETTERS), "a dry run leaves nothing behind"
         result = await made.run(where="region = 'eu' AND message.key = 'k'", subscription="billing")
         assert result.sent == {TOPIC: 2}
         assert result.left == {
-            "not wanted by the filter": 1, "of another subscription": 1, f"went back {TIMES_MAX} times already": 1,
+            "not wanted by the filter": 1, "of another subscription": 1, f"went back {REDRIVES_MAX} times already": 1,
             "no dead letter: it has no property REAL_TOPIC": 1,
         }  # fmt: skip
         assert (await made.run(limit=1, force=True)).sent == {TOPIC: 1}
@@ -277,7 +277,7 @@ async def test_what_a_killed_redrive_had_in_its_transaction_goes_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is cut off when it has sent and acknowledged, and never says anything again."""
-    monkeypatch.setattr("magnetar.client.redrive.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("magnetar.client.redrive.TRANSACTION_TIMEOUT_S", 1.0)
     async with shop(tmp_path) as made:
         await made.letters(*(b"%d" % each for each in range(6)))
         killed = aio.Client(made.url)
@@ -423,7 +423,7 @@ async def test_letters_in_partitions_go_back_from_all_of_them(tmp_path: Path, mo
 async def test_a_second_redrive_of_the_topic_is_refused(tmp_path: Path) -> None:
     async with shop(tmp_path) as made:
         await made.letters(b"1")
-        consumer = await made.client.subscribe(LETTERS, SUBSCRIPTION, initial_position=InitialPosition.Earliest)
+        consumer = await made.client.subscribe(LETTERS, REDRIVE_SUBSCRIPTION, initial_position=InitialPosition.Earliest)
         with pytest.raises(ConsumerBusy):
             await made.run()
         await consumer.close()

@@ -234,11 +234,11 @@ def test_a_state_is_a_dictionary_of_json_whose_values_change_by_assignment_alone
     state["a"] = {"list": [1]}
     state["a"]["list"].append(2)
     assert state["a"] == {"list": [1]}
-    state.keep_message_changes()
+    state.add_message_changes()
     del state["a"]
     assert "a" not in state
     assert state.get("a") is None
-    state.drop_message_changes()
+    state.discard_message_changes()
     assert dict(state) == {"a": {"list": [1]}}
     with pytest.raises(TypeError):
         state["b"] = object()

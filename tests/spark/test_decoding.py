@@ -255,7 +255,7 @@ def test_what_is_inside_of_json_has_its_nulls_its_defaults_and_its_symbols() -> 
 @pytest.mark.parametrize("kind", [SchemaType.AVRO, SchemaType.JSON])
 def test_rows_of_all_pieces_of_a_batch_are_there_in_order(kind: SchemaType, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each is named by its own offset: of what does not decode, and of what its column cannot hold."""
-    monkeypatch.setattr(of_decoding, "PIECE_ROWS", 4)
+    monkeypatch.setattr(of_decoding, "ROWS_PER_PIECE", 4)
     time = {"type": "long", "logicalType": "timestamp-millis"}
     schema = info(kind, [{"name": "n", "type": "int"}, {"name": "at", "type": time}])
 

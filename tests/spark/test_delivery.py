@@ -189,7 +189,7 @@ def test_rows_are_kept_until_the_input_of_the_task_ends(
 def test_a_transaction_that_waited_long_for_its_first_row_is_begun_again(
     broker: Any, spark_says: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.spark_connector.sink.BEGUN_S", -1.0)
+    monkeypatch.setattr("magnetar.spark_connector.sink.UNUSED_TRANSACTION_S", -1.0)
     stream(broker).commit([write(stream(broker), "a")], 0)
     assert seen(broker) == "a"
     assert len(broker.begins) == 2

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from magnetar.client.model.composite_schemas import SINGLE
+from magnetar.client.model.composite_schemas import PRIMITIVE_SCHEMAS
 from magnetar.proto.errors import InvalidConfiguration, InvalidRequest
 from magnetar.proto.schema import SchemaInfo, SchemaType
 from magnetar.spark_connector.decoding import RowEncoder, check_schema_columns
@@ -133,7 +133,7 @@ def test_times_are_cut_to_the_unit_of_the_schema(kind: SchemaType) -> None:
 def test_a_single_value_is_the_column_value_and_null_is_no_value(kind: SchemaType, cell: Any, value: Any) -> None:
     known = make_typed_schema(TOPIC, SchemaInfo(type=kind))
     found = payloads(known, {"value": cell}, {"value": None})
-    assert found == [SINGLE[kind].encode(value), None]
+    assert found == [PRIMITIVE_SCHEMAS[kind].encode(value), None]
     assert values(SchemaInfo(type=kind), (None, found)) == [{"value": cell}, {"value": None}]
 
 

@@ -142,7 +142,7 @@ def test_a_process_keeps_the_connections_of_its_last_queries_and_those_that_read
 
     kept: dict[tuple[int, str], ranges.QueryConnection] = {}
     monkeypatch.setattr(ranges, "_OF_PROCESS", kept)
-    queries = [connect(f"t{number}") for number in range(ranges.KEPT_MAX)]
+    queries = [connect(f"t{number}") for number in range(ranges.CACHED_CONNECTIONS_MAX)]
     assert list(kept.values()) == queries
     queries[0].reads = 1
     newest = connect("one more")

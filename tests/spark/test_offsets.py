@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from magnetar.proto.errors import InvalidRequest
 from magnetar.spark_connector.offsets import (
-    MADE_ANEW,
+    RECREATED_REASON,
     AvailableRange,
     MessageRange,
     find_batch_end,
@@ -156,7 +156,7 @@ def test_another_incarnation_is_lost_and_read_from_its_beginning_however_long_it
 def test_a_batch_that_was_planned_for_the_old_topic_reads_nothing_of_the_new_one() -> None:
     found, lost = plan_readable_ranges({A: 10}, {A: 20}, {A: NEW}, {A: 5}, {A: 5})
     assert found == []
-    assert [(each.wanted, each.there, each.reason) for each in lost] == [(10, 20, MADE_ANEW)]
+    assert [(each.wanted, each.there, each.reason) for each in lost] == [(10, 20, RECREATED_REASON)]
     assert plan_readable_ranges({A: 20}, {A: 20}, {A: NEW}, {A: 5}, {A: 5}) == ([], []), "nothing of it was to be read"
 
 

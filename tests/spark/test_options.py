@@ -8,8 +8,8 @@ import pytest
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.spark_connector.offsets import offset_to_json
 from magnetar.spark_connector.options import (
-    EARLIEST,
-    LATEST,
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
     ExactlyOnceOptions,
     parse_sink_options,
     parse_source_options,
@@ -29,10 +29,10 @@ def test_names_are_case_insensitive_and_have_aliases() -> None:
 
 
 def test_offsets_are_words_or_kafkas_json() -> None:
-    assert parse_source_options(BASE | {"startingOffsets": "earliest"}, streaming=True).starting == EARLIEST
-    assert parse_source_options(BASE | {"startingOffsets": "latest"}, streaming=True).starting == LATEST
+    assert parse_source_options(BASE | {"startingOffsets": "earliest"}, streaming=True).starting == EARLIEST_OFFSET
+    assert parse_source_options(BASE | {"startingOffsets": "latest"}, streaming=True).starting == LATEST_OFFSET
     parsed = parse_source_options(BASE | {"startingOffsets": '{"flights":{"0":23,"1":-2}}'}, streaming=True)
-    assert parsed.starting == {FLIGHTS: {0: 23, 1: EARLIEST}}
+    assert parsed.starting == {FLIGHTS: {0: 23, 1: EARLIEST_OFFSET}}
 
 
 def test_sparks_own_options_pass() -> None:

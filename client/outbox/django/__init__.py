@@ -19,7 +19,7 @@ from weakref import WeakSet
 from django.db import router, transaction
 
 from ...model.schema import Schema
-from ..rows import TABLE, make_outbox_row, make_random_unit_id
+from ..rows import OUTBOX_TABLE, make_outbox_row, make_random_unit_id
 
 if TYPE_CHECKING:
     from ..tables import SQLAlchemyOutbox
@@ -53,7 +53,7 @@ class DjangoOutbox:
         from ..tables import SQLAlchemyOutbox
 
         if self._tables is None:
-            self._tables = SQLAlchemyOutbox(MetaData(), TABLE)
+            self._tables = SQLAlchemyOutbox(MetaData(), OUTBOX_TABLE)
         return self._tables
 
     def send(

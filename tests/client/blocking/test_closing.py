@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.client import CLOSE_QUIET_S, Client
+from magnetar.client.client import CLOSE_SILENCE_MAX_S, Client
 from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, Result, Timeout
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.core.effects import PartitionClientState
@@ -218,11 +218,11 @@ def test_without_a_time_out_a_close_waits_some_seconds_for_a_word_of_its_brokers
         with pytest.raises(Timeout):
             await client.close()
 
-    assert CLOSE_QUIET_S - 0.1 <= took_s(close, gone) <= CLOSE_QUIET_S + 1.1
+    assert CLOSE_SILENCE_MAX_S - 0.1 <= took_s(close, gone) <= CLOSE_SILENCE_MAX_S + 1.1
 
 
 def test_a_close_waits_on_while_its_brokers_answer() -> None:
-    """A flush that takes longer than CLOSE_QUIET_S ends in order."""
+    """A flush that takes longer than CLOSE_SILENCE_MAX_S ends in order."""
     async def body(client: Client, broker: FakeBroker) -> None:
         told: list[Result] = []
         producer = await client.create_producer("one", batching_enabled=False)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.closing import SOON_S, Deadlines, timeout_after_silence
+from magnetar.client.common.closing import DEADLINE_TOLERANCE_S, Deadlines, timeout_after_silence
 from magnetar.client.common.errors import AlreadyClosed
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
@@ -63,7 +63,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_and_a_fault_ends_all_of_t
     deadlines.stop()
 
 
-@pytest.mark.parametrize("quiet_s", [SOON_S / 2, 0.0, -1.0])
+@pytest.mark.parametrize("quiet_s", [DEADLINE_TOLERANCE_S / 2, 0.0, -1.0])
 async def test_a_block_that_has_next_to_no_time_ends_with_timeout_error(quiet_s: float) -> None:
     now = asyncio.get_running_loop().time
     for quiet, longest in ((quiet_s, 100.0), (100.0, quiet_s)):
@@ -78,7 +78,7 @@ def test_a_client_that_is_given_next_to_no_time_is_closed_nevertheless() -> None
     async def body(client: Client, broker: FakeBroker) -> None:
         producers = [await client.create_producer("t"), await client.create_producer("u", levels=2)]
         consumers = [await client.subscribe("t", "s"), await client.subscribe("u", "s", levels=2)]
-        await client.close(timeout=SOON_S / 2)
+        await client.close(timeout=DEADLINE_TOLERANCE_S / 2)
         for producer in producers:
             with pytest.raises(AlreadyClosed):
                 await producer.send(b"x")

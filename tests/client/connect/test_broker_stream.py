@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.connect.broker_stream import HELD_FROM_BYTES, IDLE_S, BrokerStream
+from magnetar.client.connect.broker_stream import IDLE_STREAM_S, QUEUE_BY_ID_BYTES, BrokerStream
 from magnetar.client.connect.discovery import SilentBrokerTracker
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError
@@ -119,7 +119,7 @@ async def test_a_flood_of_one_id_does_not_hold_the_others_up(
     assert [id_ for id_, _ in came].count(flood) == 400
     before = [at for at, (id_, _) in enumerate(came) if id_ == other]
     assert len(before) == 3
-    assert before[-1] <= 2 * HELD_FROM_BYTES // (128 << 10), "they wait for what leaves at once, and no more"
+    assert before[-1] <= 2 * QUEUE_BY_ID_BYTES // (128 << 10), "they wait for what leaves at once, and no more"
 
 
 async def test_when_the_stream_breaks_each_owner_is_told_once(
@@ -156,7 +156,7 @@ async def test_a_stream_without_owners_closes_after_a_while(
     stream: BrokerStream, broker: Broker, ended: list[bool], /, again: bool
 ) -> None:
     stream.detach(stream.attach(Owner()))
-    await asyncio.sleep(IDLE_S - 1)
+    await asyncio.sleep(IDLE_STREAM_S - 1)
     if again:
         stream.attach(Owner())
     await asyncio.sleep(2)

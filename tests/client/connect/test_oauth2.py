@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AuthenticationError, ConnectError, InvalidConfiguration, translate_error
-from magnetar.client.connect.authentication import RETRY_S, AuthenticationOauth2
+from magnetar.client.connect.authentication import TOKEN_RETRY_S, AuthenticationOauth2
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unavailable
 from magnetar.runtime.access import ListenerAccess
 from magnetar.runtime.clock import SystemClock
@@ -108,7 +108,7 @@ def test_a_secret_that_the_issuer_refuses_is_an_error_for_good_and_an_issuer_tha
         assert isinstance(failure, Unavailable)
         assert "s3cret" not in str(failure)
         del issuer.answers["/token"]
-        clock.now_ms += int(RETRY_S * 1000)
+        clock.now_ms += int(TOKEN_RETRY_S * 1000)
         assert asked(ours)
     assert "/moved" not in issuer.asked
 
@@ -118,7 +118,7 @@ def test_an_issuer_that_does_not_answer_is_an_error_of_authentication_and_says_i
     clock = Clock()
     ours = oauth2(issuer, clock)
     failed = _failure(ours)
-    clock.now_ms += int(RETRY_S * 1000)
+    clock.now_ms += int(TOKEN_RETRY_S * 1000)
     issuer.answers["/token"] = 503
     with pytest.raises(Unavailable, match=f"is asked for a token; the last time: .*{failed.message[-3:]}") as again:
         ours.authorization()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.connect.discovery import SILENT_S, UNANSWERED_S
+from magnetar.client.connect.discovery import PING_AFTER_SILENCE_S, PING_TIMEOUT_S
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
@@ -17,7 +17,7 @@ from tests.client.fake_broker import FakeBroker
 
 BOTH = "magnetar://one:7651,two:7652"
 TOPIC = TopicName.parse("t")
-NOTICED_S = SILENT_S + UNANSWERED_S
+NOTICED_S = PING_AFTER_SILENCE_S + PING_TIMEOUT_S
 SOON_S = 0.5
 Body = Callable[["Two"], Awaitable[None]]
 
@@ -102,7 +102,7 @@ async def test_they_wait_for_a_stopped_owner_as_long_as_it_owns_the_topic(two: T
     assert len(two.one.opened) == 1
     assert not sending.done()
     two.take_over()
-    async with asyncio.timeout(UNANSWERED_S + SOON_S):
+    async with asyncio.timeout(PING_TIMEOUT_S + SOON_S):
         await sending
 
 

@@ -8,7 +8,7 @@ import magnetar
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, ChecksumError, InvalidConfiguration
 from magnetar.client.consume.consumer import Consumer
-from magnetar.client.consume.receiver_queue import DEFAULT_BYTES, ConsumerBatchReceivePolicy
+from magnetar.client.consume.receiver_queue import DEFAULT_BATCH_BYTES, ConsumerBatchReceivePolicy
 from magnetar.client.model.message import Message
 from tests.client.consume.test_partition_consumer import EARLIEST, FULL, filled
 from tests.client.fake_broker import FakeBroker
@@ -36,7 +36,7 @@ def _contents(messages: list[Message]) -> list[bytes]:
 def test_s18_the_defaults_are_pulsars_and_one_limit_is_needed() -> None:
     policy = ConsumerBatchReceivePolicy()
     assert (policy.max_num_message, policy.max_num_bytes, policy.timeout_ms) == (-1, 10 << 20, 100)
-    assert ConsumerBatchReceivePolicy(-1, -1, 50).bytes_max == DEFAULT_BYTES
+    assert ConsumerBatchReceivePolicy(-1, -1, 50).bytes_max == DEFAULT_BATCH_BYTES
     assert ConsumerBatchReceivePolicy(5, -1, 50).bytes_max == 0
     with pytest.raises(InvalidConfiguration, match="at least one"):
         ConsumerBatchReceivePolicy(0, -1, 0)

@@ -15,9 +15,9 @@ from magnetar.asyncio import Client, Consumer, ConsumerType, InitialPosition, Me
 from magnetar.broker.subscription import dead_letters as broker_letters
 from magnetar.client.admin import AdminClient
 from magnetar.client.consume.dead_letters import describe_error
-from magnetar.client.consume.deliveries import FAILURES_BYTES, make_client_frames
+from magnetar.client.consume.deliveries import FAILURES_BYTES_MAX, make_client_frames
 from magnetar.client.core.effects import RequestRedelivery
-from magnetar.proto.names import OF_ERROR, Position, TopicName
+from magnetar.proto.names import ERROR_PROPERTIES, Position, TopicName
 from magnetar.proto.policies import Policies
 from magnetar.proto.states import ERROR_TEXT_MAX, TRACEBACK_MAX, Failure
 from tests.support.cluster import Cluster, cluster
@@ -123,7 +123,7 @@ async def test_without_an_error_or_its_traceback_the_letter_does_not_tell_it(run
                     await mine.negative_acknowledge(message, error=KeyError("x"))
                 else:
                     await mine.negative_acknowledge(message)
-        assert not set(OF_ERROR) & letters[b"plain"].properties().keys()
+        assert not set(ERROR_PROPERTIES) & letters[b"plain"].properties().keys()
         told = letters[b"told"].properties()
         assert told["ERROR"] == "KeyError"
         assert "ERROR_TRACEBACK" not in told
@@ -178,14 +178,14 @@ async def test_a_listener_that_raises_tells_its_error(running: Cluster) -> None:
 async def test_a_broker_remembers_the_latest_failures_and_bounds_them(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_letters, "FAILURES_MAX", 3)
+    monkeypatch.setattr(broker_letters, "KEPT_FAILURES_MAX", 3)
     async with Client(url_of(running)) as client:
         await subscribed(client)
         topic = await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
         letters = topic.subscriptions["s"].dead_letters
         assert letters is not None
         for number in range(10):
-            letters.remember_failures({Position(1, number): Failure("E" * 9999, "x" * 9999, "t" * 9999 + "end")})
+            letters.record_failure_reasons({Position(1, number): Failure("E" * 9999, "x" * 9999, "t" * 9999 + "end")})
         assert list(letters.failures) == [Position(1, number) for number in (7, 8, 9)]
         (one, *_) = letters.failures.values()
         assert (len(one.message), len(one.traceback)) == (ERROR_TEXT_MAX, TRACEBACK_MAX)
@@ -198,7 +198,7 @@ def test_one_request_takes_the_latest_failures_that_fit() -> None:
     (frame,) = make_client_frames(effect, durable=True, inclusive=False, failures=failures)
     told = [each.entry_id for each in frame["redeliver"].failures]
     assert told == list(range(99, 99 - len(told), -1))
-    assert FAILURES_BYTES // 2 < frame["redeliver"].ByteSize() < FAILURES_BYTES + 1000
+    assert FAILURES_BYTES_MAX // 2 < frame["redeliver"].ByteSize() < FAILURES_BYTES_MAX + 1000
 
 
 def test_an_exception_that_cannot_be_printed_is_told_by_its_class() -> None:

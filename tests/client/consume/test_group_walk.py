@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from magnetar.client.consume.assignment_core import STRATEGIES, GroupMember, GroupView, PartitionState, Revoke, Take
+from magnetar.client.consume.assignment_core import (
+    STRATEGIES,
+    GroupMember,
+    GroupView,
+    PartitionState,
+    RevokePartition,
+    TakePartition,
+)
 
 SEEDS = 60
 
@@ -74,7 +81,7 @@ class Walk:
             if self.brokers.owner[partition] == member.name:
                 self.brokers.owner[partition] = ""
             if self.rng.random() < 0.5:
-                member.on_lost(partition)
+                member.on_partition_lost(partition)
             # else it does not know it yet: what it commits is refused
 
     def grow(self) -> None:
@@ -92,11 +99,11 @@ class Walk:
         if not honest and rng.random() < 0.3:
             owners = self.old
         self.old = self.brokers.owners()
-        asked = member.wants_owners(there, self.partitions)
-        effects = member.on_view(GroupView(there, self.partitions, owners if asked else None))
+        asked = member.must_ask_owners(there, self.partitions)
+        effects = member.on_group_view(GroupView(there, self.partitions, owners if asked else None))
         member.check()
         for effect in effects:
-            if isinstance(effect, Take):
+            if isinstance(effect, TakePartition):
                 self._take(member, effect.partition)
             else:
                 self._revoke(member, effect)
@@ -105,19 +112,19 @@ class Walk:
 
     def _take(self, member: GroupMember, partition: int) -> None:
         if self.brokers.owner[partition] not in ("", member.name):
-            member.on_busy(partition)
+            member.on_partition_busy(partition)
             return
         self.brokers.owner[partition] = member.name
         self.positions[member.name, partition] = self.brokers.committed[partition]
         self.moves += 1
-        member.on_taken(partition)
+        member.on_partition_taken(partition)
 
-    def _revoke(self, member: GroupMember, effect: Revoke) -> None:
+    def _revoke(self, member: GroupMember, effect: RevokePartition) -> None:
         assert member.states[effect.partition] is PartitionState.REVOKING
         if self.brokers.owner[effect.partition] == member.name:
             self.commit(member.name, effect.partition)
             self.brokers.owner[effect.partition] = ""
-        member.on_revoked(effect.partition)
+        member.on_partition_revoked(effect.partition)
 
     def commit(self, name: str, partition: int) -> None:
         """A member reads on, and commits what it read: the broker takes it from the owner alone."""
@@ -131,7 +138,7 @@ class Walk:
         for member in self.members.values():
             for each in sorted(member.owned):
                 if self.brokers.owner[each] != member.name:
-                    member.on_lost(each)
+                    member.on_partition_lost(each)
 
     def step(self) -> None:
         kind = self.rng.random()
@@ -202,9 +209,9 @@ def test_a_member_that_joins_a_sticky_group_takes_only_its_share() -> None:
 
 def test_one_view_that_lacks_a_member_revokes_nothing() -> None:
     member = GroupMember("a", "round_robin")
-    for effect in member.on_view(GroupView({"a"}, 4)):
-        member.on_taken(effect.partition)
-    assert member.on_view(GroupView({"a", "b"}, 4)) == []
-    assert member.on_view(GroupView({"a"}, 4)) == []
-    assert member.on_view(GroupView({"a", "b"}, 4)) == []
-    assert member.on_view(GroupView({"a", "b"}, 4)) == [Revoke(1), Revoke(3)]
+    for effect in member.on_group_view(GroupView({"a"}, 4)):
+        member.on_partition_taken(effect.partition)
+    assert member.on_group_view(GroupView({"a", "b"}, 4)) == []
+    assert member.on_group_view(GroupView({"a"}, 4)) == []
+    assert member.on_group_view(GroupView({"a", "b"}, 4)) == []
+    assert member.on_group_view(GroupView({"a", "b"}, 4)) == [RevokePartition(1), RevokePartition(3)]

@@ -13,7 +13,7 @@ from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, Timeout
 from magnetar.client.common.rate_limits import AsyncRateLimiter, BreakerState, CircuitBreaker
 from magnetar.client.consume.consumer import Consumer
-from magnetar.client.consume.listening import SLOW_S
+from magnetar.client.consume.listening import SLOW_HANDLER_S
 from magnetar.client.model.message import Message
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
 from magnetar.client.transactions.process import process
@@ -96,11 +96,11 @@ async def test_a_handler_that_hangs_delays_its_own_key_alone_and_is_a_warning_af
 
     listening = consumer.listen(handle)
     await until(lambda: listening.statistics().handled == 60)
-    await asyncio.sleep(SLOW_S - 1)
+    await asyncio.sleep(SLOW_HANDLER_S - 1)
     assert listening.statistics().slow == 0
     await asyncio.sleep(2)
     assert (listening.statistics().slow, listening.statistics().waiting) == (1, 29)
-    await asyncio.sleep(10 * SLOW_S)
+    await asyncio.sleep(10 * SLOW_HANDLER_S)
     (warning,) = [each.getMessage() for each in caplog.records if "has run for" in each.getMessage()]
     assert "29 messages wait" in warning
     hangs.set()

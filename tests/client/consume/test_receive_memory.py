@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.rate_limits import MESSAGE_OVERHEAD, ReceiveMemoryClaim, ReceiveMemoryLimit
+from magnetar.client.common.rate_limits import MESSAGE_OVERHEAD_BYTES, ReceiveMemoryClaim, ReceiveMemoryLimit
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from tests.client.fake_broker import FakeBroker
@@ -23,7 +23,7 @@ async def backlog(client: Client, topic: str, count: int) -> None:
 
 
 def waiting_bytes(consumers: list[Any]) -> int:
-    return sum(len(message.payload) + MESSAGE_OVERHEAD for each in consumers for message in each.inbox.messages)
+    return sum(len(message.payload) + MESSAGE_OVERHEAD_BYTES for each in consumers for message in each.inbox.messages)
 
 
 @pytest.mark.run_by(simulate, memory_limit_bytes=LIMIT)
@@ -144,6 +144,6 @@ def test_those_who_read_come_to_equal_shares() -> None:
     for _ in range(200):
         for claim in claims:
             claim.count_received(4096 * 10, 10, claim.window)
-    shares = [claim.window * (4096 + MESSAGE_OVERHEAD) for claim in claims]
+    shares = [claim.window * (4096 + MESSAGE_OVERHEAD_BYTES) for claim in claims]
     assert sum(shares) <= LIMIT
     assert max(shares) <= 2.5 * min(shares)

@@ -21,7 +21,7 @@ from magnetar.client.common.errors import (
     Timeout,
 )
 from magnetar.client.consume import requests as module
-from magnetar.client.consume.requests import REPLY_TO, Request, RequestFailed
+from magnetar.client.consume.requests import REPLY_TO_PROPERTY, ReceivedRequest, RequestFailed
 from magnetar.client.model.message import Message
 from magnetar.proto.names import TopicName
 from tests.broker.access.roles import roles
@@ -184,14 +184,14 @@ async def test_a_server_whose_role_may_not_reply_does_no_work_says_why_and_anoth
 async def test_a_server_answers_only_topics_of_its_namespace_that_are_for_replies(client: Client) -> None:
     topic = TopicName.parse(TOPIC)
     good = {"reply_to": "non-persistent://public/default/reply-1", "correlation_id": "a", "deadline": "7"}
-    found = Request.parse(good, topic)
-    assert found == (TopicName.parse(good[REPLY_TO]), "a", 7)
+    found = ReceivedRequest.parse(good, topic)
+    assert found == (TopicName.parse(good[REPLY_TO_PROPERTY]), "a", 7)
     wrong = (
         {"reply_to": "non-persistent://public/other/reply-1"}, {"reply_to": "persistent://public/default/reply-1"},
         {"reply_to": "non-persistent://public/default/orders"}, {"reply_to": "a/b/c/d/e"}, {"correlation_id": ""},
         {"deadline": "soon"}, {"deadline": "9" * 30}, {"reply_to": ""},
     )  # fmt: skip
-    assert [Request.parse({**good, **each}, topic) for each in wrong] == [None] * len(wrong)
+    assert [ReceivedRequest.parse({**good, **each}, topic) for each in wrong] == [None] * len(wrong)
     async with await client.serve(TOPIC, quote) as server:
         producer = await client.create_producer(TOPIC)
         await producer.send(b"no request")
@@ -203,8 +203,8 @@ async def test_a_server_answers_only_topics_of_its_namespace_that_are_for_replie
 async def test_a_reply_topic_that_is_not_reached_costs_no_work_and_holds_up_no_other_request(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GONE_S", 0.1)
-    monkeypatch.setattr(module, "PAUSE_S", 0.02)
+    monkeypatch.setattr(module, "REPLY_TOPIC_WAIT_S", 0.1)
+    monkeypatch.setattr(module, "REPLY_RETRY_S", 0.02)
     tries = 0
 
     async def open_(topic: TopicName) -> object:

@@ -275,7 +275,7 @@ class Walk:
         entry, messages, permits, connection, seeks = self.queue.popleft()
         assert seeks == self.seeks, "what came before a seek is not shown after it"
         self.core.permits.count_used_permits(permits, connection)
-        self.core.track(Position(LEDGER, entry), self.now, 0.0)
+        self.core.start_ack_timeout(Position(LEDGER, entry), self.now, 0.0)
         for index in messages:
             self.taken.append((entry, index))
             self.shown.add((entry, index))

@@ -13,8 +13,8 @@ from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_
 from magnetar.client.core.effects import ErrorLogThrottle
 from magnetar.client.core.failover import Backoff, PartitionRouter, PartitionsRoutingMode
 from magnetar.client.core.redelivery import (
-    PRECISION_MS,
-    WHOLE,
+    NACK_PRECISION_MS,
+    WHOLE_ENTRY,
     AckTimeoutTracker,
     AckTracker,
     NackTracker,
@@ -49,7 +49,7 @@ def test_batches_keep_order_bounds_and_every_message_once(
     sent: list[bytes] = []
     for action, payload in actions:
         if action == "close":
-            batcher.close()
+            batcher.close_batches()
             continue
         sent.append(payload)
         if action == "plain":
@@ -62,7 +62,7 @@ def test_batches_keep_order_bounds_and_every_message_once(
             jump = OutgoingMessage(payload, sequence_id=batcher.next_sequence_id + 3)
             batcher.add_message(jump, None)
         batcher.check()
-    batcher.close()
+    batcher.close_batches()
     batcher.check()
     seen: list[bytes] = []
     last = 4
@@ -83,7 +83,7 @@ def test_a_sequence_id_is_never_given_twice_and_one_that_is_named_again_is_alone
     batcher.add_message(OutgoingMessage(b"y", sequence_id=0), None)
     batcher.add_message(OutgoingMessage(b"z", sequence_id=1), None)
     assert batcher.next_sequence_id == 2
-    batcher.close()
+    batcher.close_batches()
     assert [(batch.sequence_id, batch.message_count, batch.goes_back) for batch in batcher.ready] == [
         (0, 1, False), (0, 1, True), (1, 1, False),
     ]  # fmt: skip
@@ -176,7 +176,7 @@ def test_a_cumulative_ack_takes_the_highest_and_drops_what_it_covers() -> None:
     group = tracker.take_ack_group()
     assert group == ({}, {Position(1, 9): 0b10}, (Position(1, 5), 2))
     tracker.acknowledge_cumulative(Position(1, 5), 9, 10)
-    assert tracker.take_ack_group().cumulative == (Position(1, 5), WHOLE)
+    assert tracker.take_ack_group().cumulative == (Position(1, 5), WHOLE_ENTRY)
 
 
 # ---------------------------------------------------------------------------------- redelivery
@@ -234,7 +234,7 @@ def test_a_nacked_entry_comes_back_once_never_early_and_a_bucket_late_at_most(
     for entry, at, delay in sorted(nacks, key=lambda each: each[1]):
         position = Position(1 + entry // 7, entry % 7)
         tracker.track(position, at, delay)
-        due.setdefault(position, (at + delay, max(PRECISION_MS, -(-delay // 256))))
+        due.setdefault(position, (at + delay, max(NACK_PRECISION_MS, -(-delay // 256))))
     tracker.check()
     for entry in forgotten:
         tracker.discard(Position(1 + entry // 7, entry % 7))
@@ -275,7 +275,7 @@ def test_complaint_17_a_million_negative_acks_take_little_memory_however_long_th
     assert len(tracker) == 1_000_000
     assert tracker.memory_bytes < 4_500_000
     assert python_bytes < 4 * TRACED, "nothing is kept for each message, which takes 8 bytes at least"
-    taken = tracker.take_due(delay_ms + 100_000 + max(PRECISION_MS, delay_ms // 256 + 1))
+    taken = tracker.take_due(delay_ms + 100_000 + max(NACK_PRECISION_MS, delay_ms // 256 + 1))
     assert sum(map(len, taken.values())) == 1_000_000
     assert not tracker
 

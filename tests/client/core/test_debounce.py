@@ -3,7 +3,7 @@
 import random
 from collections import defaultdict
 
-from magnetar.client.core.debounce import IDLE_S, Debounce, KeyedMessage
+from magnetar.client.core.debounce import END_OF_TOPIC_IDLE_S, Debounce, KeyedMessage
 
 Given = KeyedMessage[str]
 
@@ -23,9 +23,9 @@ def test_of_messages_in_one_window_the_newest_is_delivered_when_its_time_is_over
     assert debounce.add([given(0, "k", start_ms), given(1, "k", start_ms + 100)], 50.0) == ([], ["k.0"])
     assert debounce.add([given(2, "k", start_ms + 900)], 50.8) == ([], ["k.1"])
     assert debounce.take_due(50.99) == []
-    assert debounce.next_due == 50.8 + IDLE_S
+    assert debounce.next_due == 50.8 + END_OF_TOPIC_IDLE_S
     assert debounce.take_due(51.3) == ["k.2"]
-    assert (debounce.next_due, debounce.superseded, debounce.held) == (None, 2, [])
+    assert (debounce.next_due, debounce.superseded, debounce.held_messages) == (None, 2, [])
 
 
 def test_a_later_message_of_any_key_ends_the_window_at_once() -> None:
@@ -57,7 +57,7 @@ def test_a_redelivery_supersedes_nothing_newer_and_is_superseded_in_its_own_wind
     debounce.add([given(5, "k", start_ms + 10)], 1.0)
     assert debounce.add([given(3, "k", start_ms)], 1.1) == ([], ["k.3"])
     assert debounce.add([given(2, "k", start_ms - 1)], 1.1) == (["k.2"], [])
-    assert debounce.held == ["k.5"]
+    assert debounce.held_messages == ["k.5"]
 
 
 def test_a_copy_of_a_held_message_supersedes_nothing() -> None:
@@ -66,7 +66,7 @@ def test_a_copy_of_a_held_message_supersedes_nothing() -> None:
     debounce.add([given(0, "k", start_ms)], 1.0)
     assert debounce.add([given(0, "k", start_ms)._replace(message="again")], 1.1) == ([], [])
     assert (debounce.take_copies(), debounce.take_copies()) == (["k.0"], [])
-    assert (debounce.held, debounce.superseded) == (["again"], 0)
+    assert (debounce.held_messages, debounce.superseded) == (["again"], 0)
     debounce.check()
 
 
@@ -90,7 +90,7 @@ def test_whatever_comes_each_message_is_delivered_or_superseded_by_a_later_one_o
             published_ms += rng.choice([0, 1, 30, 400])
             log.append(given(at, rng.choice(["a", "b", "c", None]), published_ms))
         ready, gone, at = set[str](), set[str](), 0
-        while at < len(log) or debounce.held:
+        while at < len(log) or debounce.held_messages:
             many = rng.randrange(1, 20)
             out, superseded = debounce.add(log[at : at + many], now) if at < len(log) else ([], [])
             at += many

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of_indexes
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, PlannedRead
@@ -46,7 +46,7 @@ class Walk:
         self.rng = rng = random.Random(seed)
         self.size = rng.choice([1, 2, 10, 50])
         self.shape = LogShape()
-        self.shape.add(Span(1, 0, open=True))
+        self.shape.add(LedgerSpan(1, 0, open=True))
         self.items: dict[Position, Item] = {}
         self.cursor = Cursor(self.shape, CursorState(self.shape.start_position))
         self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(wire.Subscribe.SHARED))

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from magnetar.client.core.redelivery import DuplicateFilter, Place
+from magnetar.client.core.redelivery import DuplicateFilter, MessagePlace
 
 
-def place(entry: int, index: int = -1) -> Place:
+def place(entry: int, index: int = -1) -> MessagePlace:
     return 1, entry, index
 
 

@@ -42,7 +42,7 @@ def add(core: TransactionCore, topic: str, share: SendAllowance) -> bool:
 @pytest.mark.parametrize("seed", range(200))
 def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(transaction, "SHARE_MESSAGES", rng.choice((1, 3, 10)))
+    monkeypatch.setattr(transaction, "ALLOWANCE_MESSAGES", rng.choice((1, 3, 10)))
     core = TransactionCore(TxnId(1, seed), Lock())
     shares = {topic: SendAllowance(Txn(), Lock()) for topic in TOPICS}
     receipts: dict[str, list[Position]] = {}
@@ -114,8 +114,8 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
 
 
 def test_producers_share_the_messages_that_a_transaction_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction, "MESSAGES_MAX", 20)
-    monkeypatch.setattr(transaction, "SHARE_MESSAGES", 8)
+    monkeypatch.setattr(transaction, "TRANSACTION_MESSAGES_MAX", 20)
+    monkeypatch.setattr(transaction, "ALLOWANCE_MESSAGES", 8)
     core = TransactionCore(TxnId(0, 1), Lock())
     some = {topic: SendAllowance(Txn(), Lock()) for topic in TOPICS}
     for topic in TOPICS:  # each is allowed more than it sends

@@ -15,7 +15,7 @@ sqlalchemy = pytest.importorskip("sqlalchemy")
 from sqlalchemy.orm import Session  # noqa: E402
 
 from magnetar.client.common.errors import InvalidConfiguration  # noqa: E402
-from magnetar.client.inbox import KEY_MAX, message_key, once, shorten_inbox_key  # noqa: E402
+from magnetar.client.inbox import KEY_CHARACTERS_MAX, message_key, once, shorten_inbox_key  # noqa: E402
 from magnetar.client.inbox.tables import SQLAlchemyInbox  # noqa: E402
 
 _numbers = count(1)
@@ -93,7 +93,7 @@ def test_old_keys_are_purged_and_young_ones_stay(engine: Any, inbox: SQLAlchemyI
 
 def test_a_key_of_any_length_fits() -> None:
     assert shorten_inbox_key("17") == "17"
-    assert len(shorten_inbox_key("x" * 10_000)) <= KEY_MAX
+    assert len(shorten_inbox_key("x" * 10_000)) <= KEY_CHARACTERS_MAX
     assert shorten_inbox_key("x" * 10_000) != shorten_inbox_key("x" * 10_001)
 
 

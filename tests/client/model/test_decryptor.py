@@ -15,11 +15,11 @@ from magnetar.client.common.errors import ChecksumError, CryptoError, Timeout
 from magnetar.client.model import encryption as decryptor_module
 from magnetar.client.model import encryption as encryptor_module
 from magnetar.client.model.encryption import (
-    FAILED_S,
-    KEPT_S,
-    KEY_BYTES_MAX,
-    KEYS_MAX,
-    KNOWN_MAX,
+    ERROR_CACHE_S,
+    KEY_CACHE_MAX,
+    KEY_CACHE_S,
+    WRAPPED_KEY_BYTES_MAX,
+    WRAPPED_KEYS_MAX,
     Decryptor,
     Encryptor,
     parse_private_key,
@@ -53,7 +53,7 @@ def encrypted(payload: bytes = b"payload", *names: str) -> tuple[MessageMetadata
 
 
 def test_a_data_key_is_renewed_after_four_hours_and_before_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encryptor_module, "USES_MAX", 5)
+    monkeypatch.setattr(encryptor_module, "DATA_KEY_USES_MAX", 5)
     clock, keys = Clock(), Keys()
     encrypt = Encryptor(keys, ["a"], clock)
     decrypt = Decryptor(Keys("a"), clock)
@@ -63,7 +63,7 @@ def test_a_data_key_is_renewed_after_four_hours_and_before_its_last_use(monkeypa
         assert decrypt(metadata, encrypt(metadata, b"%d" % at)) == b"%d" % at
         wrapped.append(metadata.encryption_keys[0].value)
     assert [wrapped.count(each) for each in wrapped] == [5] * 10 + [2] * 2
-    clock.now = KEPT_S
+    clock.now = KEY_CACHE_S
     encrypt(fresh(), b"")
     assert keys.wrapped == 4
 
@@ -71,7 +71,7 @@ def test_a_data_key_is_renewed_after_four_hours_and_before_its_last_use(monkeypa
 def test_chunks_of_a_message_have_one_data_key() -> None:
     clock, keys = Clock(), Keys()
     encrypt = Encryptor(keys, ["a"], clock)
-    clock.now = KEPT_S
+    clock.now = KEY_CACHE_S
     chunk = fresh()
     chunk.num_chunks_from_msg = 2
     encrypt(chunk, b"x")
@@ -89,11 +89,11 @@ def test_keys_are_kept_for_four_hours_and_failures_for_seconds() -> None:
             decrypt(metadata, ciphertext)
     assert len(keys.asked) == 1
     keys.names.add("a")
-    clock.now += FAILED_S
+    clock.now += ERROR_CACHE_S
     for _ in range(3):
         assert decrypt(metadata, ciphertext) == b"payload"
     assert len(keys.asked) == 2
-    clock.now += KEPT_S
+    clock.now += KEY_CACHE_S
     assert decrypt(metadata, ciphertext) == b"payload"
     assert len(keys.asked) == 3
 
@@ -122,12 +122,12 @@ def test_ten_thousand_keys_and_huge_ones_cost_nothing() -> None:
     for _ in range(10_000):
         metadata.encryption_keys.add(key="a", value=b"x" * 256)
     began = time.process_time()
-    with pytest.raises(CryptoError, match=f"for 10001 keys; the limit is {KEYS_MAX}"):
+    with pytest.raises(CryptoError, match=f"for 10001 keys; the limit is {WRAPPED_KEYS_MAX}"):
         decrypt(metadata, ciphertext)
     assert not keys.asked
     metadata, ciphertext = encrypted()
     metadata.encryption_keys[0].value += bytes(4 << 20)
-    metadata.encryption_keys.add(key="n" * (KEY_BYTES_MAX + 1), value=b"")
+    metadata.encryption_keys.add(key="n" * (WRAPPED_KEY_BYTES_MAX + 1), value=b"")
     with pytest.raises(CryptoError, match="larger than"):
         decrypt(metadata, ciphertext)
     assert not keys.asked
@@ -137,11 +137,11 @@ def test_ten_thousand_keys_and_huge_ones_cost_nothing() -> None:
 def test_the_caches_are_bounded() -> None:
     decrypt = Decryptor(Keys(), Clock())
     metadata, ciphertext = encrypted()
-    for at in range(KNOWN_MAX + 50):
+    for at in range(KEY_CACHE_MAX + 50):
         metadata.encryption_keys[0].key, metadata.encryption_keys[0].value = f"{at}", b"%d" % at
         with pytest.raises(CryptoError):
             decrypt(metadata, ciphertext)
-    assert max(len(decrypt._data_keys), len(decrypt._failures), len(decrypt._private_keys)) <= KNOWN_MAX
+    assert max(len(decrypt._data_keys), len(decrypt._failures), len(decrypt._private_keys)) <= KEY_CACHE_MAX
 
 
 def test_what_failed_under_one_name_hides_no_other() -> None:
@@ -167,7 +167,7 @@ def test_one_private_key_is_parsed_once_however_many_names_a_stranger_gives_it(
     metadata, ciphertext = encrypted()
     right = metadata.encryption_keys[0].value
     del metadata.encryption_keys[:]
-    for at in range(KEYS_MAX - 1):
+    for at in range(WRAPPED_KEYS_MAX - 1):
         metadata.encryption_keys.add(key=f"{at}", value=bytes([at]) * 256)
     metadata.encryption_keys.add(key="a", value=right)
 

@@ -10,7 +10,7 @@ import pytest
 from magnetar.client.client import Client
 from magnetar.client.common.errors import CryptoError, InvalidConfiguration, Timeout
 from magnetar.client.consume.ranges import StoredEntry
-from magnetar.client.model.encryption import KEPT_S
+from magnetar.client.model.encryption import KEY_CACHE_S
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import (
     CompressionType,
@@ -112,7 +112,7 @@ async def test_keys_change_in_the_middle_of_a_topic_and_a_data_key_lives_four_ho
     for at in range(3):
         await producer.send(b"%d" % at)
     assert keys.wrapped == 1
-    await asyncio.sleep(KEPT_S)
+    await asyncio.sleep(KEY_CACHE_S)
     await producer.send(b"3")
     assert keys.wrapped == 2
     await sent(client, [b"4"], None, "b")
@@ -134,7 +134,7 @@ async def test_what_cannot_be_encrypted_is_not_sent(client: Client, broker: Fake
     keys.broken = None
     producer = await client.create_producer("t", encryption_key="a", crypto_key_reader=keys)
     await producer.send(b"one")
-    await asyncio.sleep(KEPT_S)
+    await asyncio.sleep(KEY_CACHE_S)
     keys.broken = OSError("gone")
     with pytest.raises(CryptoError):
         await producer.send(b"two")

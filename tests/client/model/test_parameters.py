@@ -21,7 +21,7 @@ from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported
 from magnetar.client.common.loggers import STATISTICS
 from magnetar.client.connect.authentication import make_caller_access
-from magnetar.client.model.options import TUNING
+from magnetar.client.model.options import IGNORED_OPTIONS
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from magnetar.proto import errors as wire_errors
 from tests.client.fake_broker import FakeBroker
@@ -73,7 +73,7 @@ def test_every_parameter_is_used_refused_or_warned_of(kind: type[Any], name: str
     read = _read(function)
     refused = REFUSED.get("Client" if name == "__init__" else name, {})
     for parameter in list(inspect.signature(function).parameters)[1:]:
-        by_name = "locals" in read and (parameter in SETTINGS or parameter in TUNING or parameter in ALWAYS)
+        by_name = "locals" in read and (parameter in SETTINGS or parameter in IGNORED_OPTIONS or parameter in ALWAYS)
         passed_on = "locals" in read and ".blocking" in kind.__module__  # to the asyncio face, by its name
         passed_on |= {"row", "bound"} <= read  # of a row (client/admin/grpc_transport.py): all that is bound is sent
         by_name = by_name or parameter in ALWAYS_ON or ("locals" in read and parameter in OF_ACCESS)
@@ -99,7 +99,7 @@ async def test_a_message_names_the_clusters_that_may_get_it_as_pulsars_clients_w
     assert [list(each.metadata.replicate_to) for each in topic.headers] == [["a", "b"], ["__local__"], []]
 
 
-@pytest.mark.parametrize("name", TUNING)
+@pytest.mark.parametrize("name", IGNORED_OPTIONS)
 def test_what_tunes_nothing_here_is_named_in_the_log(
     name: str, fake: tuple[str, FakeBroker], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,14 +136,15 @@ def test_every_parameter_has_a_row_or_says_why_not() -> None:
     """So a parameter that is added is checked."""
     elsewhere = {"self", "topic", "authentication", "service_url", "logger", "batch_receive_policy", "world"}
     elsewhere |= {"tracing", "hooks"}
-    tables = {"__init__": options.checks.CLIENT, "create_producer": options.PRODUCER, "subscribe": options.CONSUMER,
-              "create_reader": options.READER, "create_table_view": options.READER}  # fmt: skip
+    tables = {"__init__": options.checks.CLIENT_CHECKS, "create_producer": options.PRODUCER_CHECKS,
+    "subscribe": options.CONSUMER_CHECKS,
+              "create_reader": options.READER_CHECKS, "create_table_view": options.READER_CHECKS}  # fmt: skip
     for face in (aio.Client, blocking.Client):
         for method, table in tables.items():
             names = set(inspect.signature(getattr(face, method)).parameters)
             assert names - elsewhere <= set(table), method
     said = set(inspect.signature(blocking.Producer.send_async).parameters)
-    assert said - {"self", "content", "txn"} <= set(options.checks.MESSAGE)
+    assert said - {"self", "content", "txn"} <= set(options.checks.MESSAGE_CHECKS)
 
 
 @pytest.mark.parametrize("wrong", CLIENT, ids=str)

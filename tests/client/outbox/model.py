@@ -19,11 +19,11 @@ from magnetar.client.outbox.destination_core import (
     AskTopicPartitions,
     ClaimedRow,
     ClaimedShard,
-    Effect,
+    EntriesByDestination,
     FindTopics,
     OpenDestination,
-    Parts,
     RelayDatabaseTransaction,
+    RelayEffect,
     RelaySettings,
     RowsOutcome,
     RunDatabaseTransaction,
@@ -333,7 +333,7 @@ class Relay:
         self._producers: dict[str, int] = {}
         self._do(self.core.on_shard_claimed(world.take(), world.now))
 
-    def _do(self, effects: list[Effect]) -> None:
+    def _do(self, effects: list[RelayEffect]) -> None:
         if self.dead:
             return
         self.core.check()
@@ -394,7 +394,7 @@ class Relay:
         else:
             self.steps.append(lambda: self._do(self.core.on_database_committed(turn, *found, self.world.now)))
 
-    def _fly(self, parts: Parts) -> None:
+    def _fly(self, parts: EntriesByDestination) -> None:
         world = self.world
         if self._has_name and world.holder is not self:
             self._has_name = False

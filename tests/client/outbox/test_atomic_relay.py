@@ -69,7 +69,7 @@ class Killer:
     def __init__(self, patched: pytest.MonkeyPatch, step: int) -> None:
         self.left = step
         self.dead = threading.Event()
-        turn, begin = RelayStore.run_database_turn, RelaySender._begin
+        turn, begin = RelayStore.run_database_transaction, RelaySender._begin
         groups, commit = RelaySender._groups, Transaction.commit
 
         def dying_turn(store: RelayStore, given: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int]:
@@ -97,7 +97,7 @@ class Killer:
             """A relay that was killed aborts nothing."""
 
         for owner, name, dying in (
-            (RelayStore, "run_database_turn", dying_turn), (RelaySender, "_begin", dying_begin),
+            (RelayStore, "run_database_transaction", dying_turn), (RelaySender, "_begin", dying_begin),
             (RelaySender, "_groups",
             dying_groups),
             (Transaction, "commit", dying_commit), (Transaction, "abort", abort),
@@ -228,7 +228,7 @@ def test_a_relay_of_either_kind_goes_on_after_an_atomic_one_that_was_killed(
     with monkeypatch.context() as patched:
         patched.setattr(Transaction, "commit", commit)
         patched.setattr(Transaction, "abort", abort)
-        patched.setattr("magnetar.client.outbox.sender.FLIGHT_S", 5.0)
+        patched.setattr("magnetar.client.outbox.sender.FLIGHT_TIMEOUT_S", 5.0)
         relay = shop.relay(broker, name, atomic=True).start()
         assert dead.wait(DEADLINE_S)
         relay.stop()

@@ -24,7 +24,7 @@ from magnetar.client.common.errors import AlreadyClosed
 from magnetar.client.outbox.destination_core import ClaimedRow, RelayDatabaseTransaction, RelaySettings
 from magnetar.client.outbox.relay import OutboxAdmin, Relay
 from magnetar.client.outbox.rows import DeduplicationOff, OutboxBehind, RelayFenced, RowKeyEncoding, RowState
-from magnetar.client.outbox.sender import Fact, RelaySender
+from magnetar.client.outbox.sender import RelayFact, RelaySender
 from magnetar.client.outbox.store import RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
 from magnetar.proto.errors import MagnetarError
@@ -119,7 +119,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before and after each transaction, and before and after each group is sent."""
-    turn, send = RelayStore.run_database_turn, RelaySender.send
+    turn, send = RelayStore.run_database_transaction, RelaySender.send
     left = [0]
 
     def dies() -> None:
@@ -145,7 +145,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
         shop.send(topic, *(str(number) for number in range(8)), key="a")
         with monkeypatch.context() as patched:
             left[0] = step
-            patched.setattr(RelayStore, "run_database_turn", dying_turn)
+            patched.setattr(RelayStore, "run_database_transaction", dying_turn)
             patched.setattr(RelaySender, "send", dying_send)
             relay = shop.relay(broker, topic).start()
             deadline = time.monotonic() + DEADLINE_S
@@ -382,7 +382,7 @@ def test_of_two_relays_the_older_is_fenced_and_the_newer_sends(broker: Broker, s
 def test_a_relay_in_standby_takes_over_when_the_other_is_gone(
     broker: Broker, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.client.outbox.relay.STANDBY_S", 1.0)
+    monkeypatch.setattr("magnetar.client.outbox.relay.STANDBY_TAKEOVER_S", 1.0)
     broker.deduplicate("standby")
     first = Relay(
         broker.client, shop.engine, shop.outbox, name="standby", settings=RelaySettings(seen_s=0.1)
@@ -409,7 +409,7 @@ def test_a_relay_in_standby_takes_over_when_the_other_is_gone(
 
 
 def test_a_sender_that_is_closed_while_it_asks_for_a_topic_connects_to_nothing_afterwards() -> None:
-    asked, answer, told = threading.Event(), threading.Event(), SimpleQueue[Fact]()
+    asked, answer, told = threading.Event(), threading.Event(), SimpleQueue[RelayFact]()
 
     class Cluster:
         """A client whose brokers answer when they are told to."""

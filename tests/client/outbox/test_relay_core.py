@@ -10,9 +10,9 @@ from magnetar.client.outbox.destination_core import (
     AskTopicPartitions,
     ClaimedShard,
     ClaimRequest,
-    Effect,
     OpenDestination,
     RelayDatabaseTransaction,
+    RelayEffect,
     RelaySettings,
     RunDatabaseTransaction,
     StopRelay,
@@ -264,7 +264,7 @@ def test_no_row_is_claimed_for_a_topic_whose_deduplication_was_switched_off_unti
     core.on_topics_found(["a"], 0.0)
     core.on_topic_resolved("a", 0, 0.0)
 
-    def turns(effects: list[Effect]) -> list[RelayDatabaseTransaction]:
+    def turns(effects: list[RelayEffect]) -> list[RelayDatabaseTransaction]:
         return [each.turn for each in effects if isinstance(each, RunDatabaseTransaction)]
 
     core.on_topic_resolve_failed("a", DeduplicationOff("it is off"), 60.0)
@@ -311,7 +311,7 @@ def test_a_stopping_relay_claims_and_sends_nothing_and_records_outcomes() -> Non
     relay = Relay(world)
     while not relay.flying:
         relay.step()
-    relay._do(relay.core.begin_stop(world.now))
+    relay._do(relay.core.stop_claiming(world.now))
     sent = relay.core.sent_rows
     while not relay.core.is_idle:
         relay.step()

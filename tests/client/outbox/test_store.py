@@ -39,7 +39,7 @@ def count(engine: Engine, outbox: SQLAlchemyOutbox) -> int:
 
 
 def claim(store: RelayStore, epoch: int, next_seq: int, wanted: ClaimRequest = ALL) -> tuple[list[ClaimedRow], int]:
-    return store.run_database_turn(RelayDatabaseTransaction(epoch, next_seq, claim=wanted))
+    return store.run_database_transaction(RelayDatabaseTransaction(epoch, next_seq, claim=wanted))
 
 
 def test_a_message_is_there_exactly_when_the_transaction_committed(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
@@ -104,7 +104,7 @@ def test_an_older_holder_changes_nothing(engine: Engine, outbox: SQLAlchemyOutbo
     assert [(row.id, row.seq) for row in taken.claimed] == [(rows[0].id, 0)], "with its claimed rows, under their ids"
     assert taken.next_seq == 1
     with pytest.raises(RelayFenced):
-        old.run_database_turn(RelayDatabaseTransaction(epoch, 1, delete=[rows[0].id]))
+        old.run_database_transaction(RelayDatabaseTransaction(epoch, 1, delete=[rows[0].id]))
     assert count(engine, outbox) == 1
 
 
@@ -119,9 +119,9 @@ def test_a_turn_that_is_repeated_changes_nothing_more_and_finds_what_it_claimed(
     turn = RelayDatabaseTransaction(
         epoch, next_seq, [done.id], {TOPIC: done.seq}, [RefusedRow(refused, "refused", False, 60.0)], claim=ALL
     )
-    first = store.run_database_turn(turn)
+    first = store.run_database_transaction(turn)
     assert [row.value for row in first[0]] == [b"3"]
-    assert store.run_database_turn(turn) == first
+    assert store.run_database_transaction(turn) == first
     lag = store.measure_lag()
     assert (lag.waiting, lag.claimed, lag.held) == (0, 1, 1)
     assert store.claim_shard("next").stored == {TOPIC: done.seq}
@@ -136,11 +136,11 @@ def test_rows_of_a_refused_rows_key_wait_and_others_pass(engine: Engine, outbox:
     turn = RelayDatabaseTransaction(
         epoch, seq, failures=[RefusedRow(rows[0], "no", False, 0.0)], release=rows[1:], claim=None
     )
-    _, seq = store.run_database_turn(turn)
+    _, seq = store.run_database_transaction(turn)
     found, seq = claim(store, epoch, seq)
     assert [row.value for row in found] == [b"0", b"3", b"2"] or [row.value for row in found] == [b"0", b"2", b"3"]
     assert found[0].attempts == 1
-    _, seq = store.run_database_turn(
+    _, seq = store.run_database_transaction(
         RelayDatabaseTransaction(epoch, seq, failures=[RefusedRow(found[0], "no", True, 0.0)])
     )
     assert claim(store, epoch, seq)[0] == [], "its key waits for the parked row"
@@ -194,7 +194,7 @@ def test_another_number_of_shards_is_refused_until_it_is_changed(engine: Engine,
     with pytest.raises(ShardsDiffer, match="claimed"):
         admin.set_shard_count(4)
     taken = store.claim_shard("me")
-    store.run_database_turn(RelayDatabaseTransaction(taken.epoch, taken.next_seq, delete=[taken.claimed[0].id]))
+    store.run_database_transaction(RelayDatabaseTransaction(taken.epoch, taken.next_seq, delete=[taken.claimed[0].id]))
     with engine.begin() as connection:
         connection.execute(update(outbox.shards).values(seen=1))
     admin.set_shard_count(4)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from magnetar.client.outbox.destination_core import ClaimedRow, ClaimRequest, RefusedRow, RelayDatabaseTransaction
 from magnetar.client.outbox.relay import OutboxAdmin
 from magnetar.client.outbox.rows import RowState
-from magnetar.client.outbox.store import WINDOWS, RelayStore
+from magnetar.client.outbox.store import CLAIM_WINDOWS_MAX, RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
 
 A, B = (f"persistent://public/default/{name}" for name in "ab")
@@ -44,7 +44,7 @@ class Shop:
 
     def rows(self, wanted: ClaimRequest = ALL, **outcomes: object) -> list[ClaimedRow]:
         turn = RelayDatabaseTransaction(self.epoch, self.next_seq, claim=wanted, **outcomes)  # type: ignore[arg-type]
-        found, self.next_seq = self.store.run_database_turn(turn)
+        found, self.next_seq = self.store.run_database_transaction(turn)
         assert [row.seq for row in found] == list(range(self.next_seq - len(found), self.next_seq))
         return found
 
@@ -119,8 +119,8 @@ def test_a_unit_that_is_larger_than_a_claim_is_claimed_alone(shop: Shop) -> None
 def test_a_repeated_turn_finds_the_units_that_it_claimed(shop: Shop) -> None:
     ids = [*shop.unit((A, "x"), (B, "y")), *shop.unit((B, None))]
     turn = RelayDatabaseTransaction(shop.epoch, 0, claim=ALL)
-    assert shop.store.run_database_turn(turn) == shop.store.run_database_turn(turn)
-    assert [row.id for row in shop.store.run_database_turn(turn)[0]] == ids
+    assert shop.store.run_database_transaction(turn) == shop.store.run_database_transaction(turn)
+    assert [row.id for row in shop.store.run_database_transaction(turn)[0]] == ids
     taken = shop.store.claim_shard("next")
     assert [row.id for row in taken.claimed] == ids
     assert taken.claimed[0].unit == taken.claimed[1].unit != taken.claimed[2].unit
@@ -178,7 +178,7 @@ def test_rows_that_another_relay_has_claimed_keep_the_rest_of_their_unit(shop: S
 
 def test_units_that_wait_do_not_keep_others_from_being_found(shop: Shop) -> None:
     only_a = replace(ALL, rows_max=3, topics={A: (0, (0,))})
-    for number in range(3 * (WINDOWS - 1)):
+    for number in range(3 * (CLAIM_WINDOWS_MAX - 1)):
         shop.unit((A, f"w{number}"), (B, None))
     free = shop.unit((A, "x"))
     assert shop.claim(only_a) == free

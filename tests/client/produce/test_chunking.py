@@ -10,7 +10,7 @@ from magnetar.client.common.errors import InvalidConfiguration
 from magnetar.client.core.batcher import OutgoingBatch, OutgoingMessage
 from magnetar.client.core.chunking import (
     CHUNKED_BYTES_MAX,
-    EXPIRE_S,
+    INCOMPLETE_EXPIRE_S,
     ChunkAssembler,
     PartialMessage,
     encode_chunks,
@@ -179,7 +179,7 @@ def test_one_begun_message_too_many_comes_again_when_there_is_room() -> None:
 def test_a_message_that_made_room_makes_room_for_those_that_did_not() -> None:
     chunks = ChunkAssembler(pending_max=1, auto_ack=False)
     chunks.add(*_order(pieces("dead", producer="a")[0], 0), 0.0)
-    assert chunks.expire(EXPIRE_S).given_back == [at(0)]
+    assert chunks.expire(INCOMPLETE_EXPIRE_S).given_back == [at(0)]
     assert not chunks.add(*_order(pieces("dead", producer="a")[0], 0), 61.0).given_back
     outcome = chunks.add(*_order(pieces("b", producer="b")[0], 1), 62.0)
     assert outcome.given_back == [at(0)]
@@ -189,8 +189,8 @@ def test_a_message_that_made_room_makes_room_for_those_that_did_not() -> None:
 def test_what_is_not_complete_after_a_minute_is_given_back() -> None:
     chunks = ChunkAssembler(pending_max=2, auto_ack=False)
     chunks.add(*_order(pieces()[0], 0), 10.0)
-    assert chunks.expire(10.0 + EXPIRE_S - 1).given_back == []
-    assert chunks.expire(10.0 + EXPIRE_S).given_back == [at(0)]
+    assert chunks.expire(10.0 + INCOMPLETE_EXPIRE_S - 1).given_back == []
+    assert chunks.expire(10.0 + INCOMPLETE_EXPIRE_S).given_back == [at(0)]
     assert len(chunks) == 0
 
 

@@ -63,7 +63,7 @@ def test_complaint_05_one_hot_key_does_not_mix_with_others_in_a_batch() -> None:
         key = "hot" if rng.random() < 0.9 else f"k{rng.randrange(20)}"
         sent[key] += 1
         batcher.add_message(OutgoingMessage(b"x", partition_key=key), None)
-    batcher.close()
+    batcher.close_batches()
     batcher.check()
     got: Counter[str] = Counter()
     for batch in batcher.ready:
@@ -87,7 +87,7 @@ def test_batches_by_property_hold_one_value_each_in_their_order_and_few_are_open
         batcher.add_message(OutgoingMessage(b"%d" % number, properties=properties, partition_key=key), None)
         assert batcher.is_open
         assert len(batcher._groups) <= OPEN_GROUPS_MAX
-    batcher.close()
+    batcher.close_batches()
     batcher.check()
     got: dict[tuple[str | None, ...], list[bytes]] = {}
     for batch in batcher.ready:
@@ -147,7 +147,7 @@ def test_named_ids_go_up_keep_their_place_and_no_batch_lies_across_what_the_brok
             batcher.add_message(OutgoingMessage(b"%d" % number, sequence_id=number), None)
         batcher.add_message(OutgoingMessage(b"12", sequence_id=12), None)
         batcher.add(b"13", None)
-        batcher.close()
+        batcher.close_batches()
         batcher.check()
         found = []
         for batch in batcher.ready:

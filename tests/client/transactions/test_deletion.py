@@ -73,7 +73,7 @@ async def test_a_deletion_waits_for_no_coordinator_for_ever_and_deletes_nothing(
             with pytest.raises(TransactionsOpen):
                 await admin.delete_topic(OUT)
             with monkeypatch.context() as patched:
-                patched.setattr(deletion, "ANSWER_S", 0.5)
+                patched.setattr(deletion, "ANSWER_TIMEOUT_S", 0.5)
                 patched.setattr(RunningCoordinator, "abort_if_open", hang)
                 with pytest.raises(TransactionsOpen, match="is not deleted"):
                     await admin.delete_topic(OUT, force=True)

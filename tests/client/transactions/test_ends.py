@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.transactions.coordinators import END_ITEMS_MAX, ENDS_UNDER_WAY, TransactionEndQueue
+from magnetar.client.transactions.coordinators import END_REQUEST_ITEMS_MAX, END_REQUESTS_IN_FLIGHT, TransactionEndQueue
 from magnetar.client.transactions.transaction import Transactions
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost
@@ -52,10 +52,10 @@ async def test_ends_in_flight_and_ends_that_wait_are_all_told_when_the_client_is
     coordinators: Any = Silent()
     tasks = Tasks()
     queue = TransactionEndQueue(coordinators, 0, tasks)
-    answers = [queue.add(wire.EndItem(verb="ABORT")) for _ in range(END_ITEMS_MAX * ENDS_UNDER_WAY + 1)]
+    answers = [queue.add(wire.EndItem(verb="ABORT")) for _ in range(END_REQUEST_ITEMS_MAX * END_REQUESTS_IN_FLIGHT + 1)]
     for _ in range(turns):
         await asyncio.sleep(0)
-    assert len(tasks) == ENDS_UNDER_WAY
+    assert len(tasks) == END_REQUESTS_IN_FLIGHT
     await tasks.close()
     async with asyncio.timeout(30):
         assert all(isinstance(each.error, ConnectionLost) for each in await asyncio.gather(*answers))

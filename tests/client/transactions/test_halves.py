@@ -17,7 +17,7 @@ from magnetar.client.client import Client
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.settings import InitialPosition
 from magnetar.client.produce.producer import Half
-from magnetar.client.transactions.halves import AT_ONCE, Decision, HalfCheck
+from magnetar.client.transactions.halves import CHECKS_AT_ONCE, Decision, HalfCheck
 from magnetar.client.transactions.process import Output
 from tests.support.cluster import SMALL, Cluster, cluster
 
@@ -294,7 +294,7 @@ async def test_checks_that_hang_take_their_places_and_no_more(tmp_path: Path) ->
             free.wait(20)
             return Decision.UNKNOWN
 
-        for _ in range(AT_ONCE + 4):
+        for _ in range(CHECKS_AT_ONCE + 4):
             await producer.prepare(b"half", group="g")
         async with AdminClient(f"magnetar://{found.brokers[0].endpoint}") as admin:
 
@@ -302,8 +302,8 @@ async def test_checks_that_hang_take_their_places_and_no_more(tmp_path: Path) ->
                 return any("are under way, or hang" in each.reason for each in await rows(admin))
 
             await until(are_full)
-        assert sum(began.acquire(blocking=False) for _ in range(100)) == AT_ONCE
-        assert len([each for each in threading.enumerate() if each.name.startswith("check of")]) == AT_ONCE
+        assert sum(began.acquire(blocking=False) for _ in range(100)) == CHECKS_AT_ONCE
+        assert len([each for each in threading.enumerate() if each.name.startswith("check of")]) == CHECKS_AT_ONCE
         free.set()
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from magnetar.client.transactions.coordinators import FIRST, MOST, LeasedTransactionIds
+from magnetar.client.transactions.coordinators import LEASED_IDS_MAX, LEASED_IDS_MIN, LeasedTransactionIds
 from magnetar.proto.states import TxnId
 
 
@@ -33,17 +33,17 @@ def test_no_id_is_taken_twice_or_after_half_of_its_lease() -> None:
 
 def test_a_busy_client_leases_more_at_a_time_and_an_idle_one_fewer() -> None:
     ids, now = LeasedTransactionIds(), 0.0
-    assert ids.wanted == FIRST
+    assert ids.wanted == LEASED_IDS_MIN
     for block in range(20):
-        ids.add_lease(TxnId(0, block * MOST), ids.wanted, 60.0, now)
+        ids.add_lease(TxnId(0, block * LEASED_IDS_MAX), ids.wanted, 60.0, now)
         while ids.take_leased_id(now) is not None:
             pass
-    assert ids.wanted == MOST
+    assert ids.wanted == LEASED_IDS_MAX
     for _ in range(20):
         ids.add_lease(TxnId(1, 0), 1, 60.0, now)
         now += 60
         assert ids.take_leased_id(now) is None
-    assert ids.wanted == FIRST
+    assert ids.wanted == LEASED_IDS_MIN
 
 
 def test_what_is_given_up_early_costs_a_coordinator_little() -> None:
@@ -51,13 +51,13 @@ def test_what_is_given_up_early_costs_a_coordinator_little() -> None:
     ids, held, used = LeasedTransactionIds(), 0, 0
     for round_ in range(500):
         for block in range(round_ % 8):
-            ids.add_lease(TxnId(round_, block * MOST), ids.wanted, 600.0, 0.0)
+            ids.add_lease(TxnId(round_, block * LEASED_IDS_MAX), ids.wanted, 600.0, 0.0)
             held += ids.wanted
             while not ids.is_running_low and ids.take_leased_id(0.0) is not None:
                 used += 1
         ids.take_leased_id(0.0)
         used += 1
         ids.discard(round_)
-        assert ids.wanted == FIRST or not round_
+        assert ids.wanted == LEASED_IDS_MIN or not round_
         assert ids.take_leased_id(0.0) is None
-    assert held < 4 * used + FIRST * 500
+    assert held < 4 * used + LEASED_IDS_MIN * 500

@@ -478,7 +478,7 @@ def test_a_clients_close_aborts_its_open_transactions() -> None:
 def test_a_transaction_of_1_000_001_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from magnetar.client.core import transaction
 
-    monkeypatch.setattr(transaction, "MESSAGES_MAX", 3)
+    monkeypatch.setattr(transaction, "TRANSACTION_MESSAGES_MAX", 3)
 
     async def body(client: Client, broker: FakeBroker) -> None:
         producer = await client.create_producer("t")
