@@ -29,9 +29,9 @@ import click
 from ..runtime.clock import SystemClock
 from .common.exits import CommandFailure
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import OUTPUT, CommandOutput, Row
-from .common.session import COMPLETED, CommandSession, with_session
-from .common.units import SECONDS, FiniteNumber
+from .common.output import OUTPUT_OPTION, CommandOutput, OutputRow
+from .common.session import NAME_COMPLETIONS, CommandSession, with_session
+from .common.units import SECONDS_PER_UNIT, FiniteNumber
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -49,15 +49,15 @@ bench = LazyGroup(
     help="Measure a server from here.\n\nExample: magnetar bench produce --size 1024 --duration 10",
 )
 now = SystemClock().monotonic
-WINDOW = 10_000
+UNCONFIRMED_MAX = 10_000
 """Messages of a connection that wait for their confirmation: more than a server on this machine confirms in 50 ms."""
-BURST = 100
+MESSAGES_PER_BURST = 100
 """Messages that are sent before confirmations are looked at."""
-STAMP = struct.Struct("<d")
+DUE_TIME_STAMP = struct.Struct("<d")
 """The time at which a message was due, at the beginning of its payload."""
-GRACE_S = 5.0
+LAST_MESSAGES_WAIT_S = 5.0
 """Seconds to wait for what was confirmed and not received yet, when the time is over."""
-ADMIN_S = 5.0
+ADMIN_TIMEOUT_S = 5.0
 """Seconds for each question beside the load."""
 PERCENTILES = {"p50Ms": 0.5, "p90Ms": 0.9, "p99Ms": 0.99, "p999Ms": 0.999}
 
@@ -124,7 +124,7 @@ async def _topic_of(
     """Yields the load on `topic`; on a new one if that is None, which is deleted at the end."""
     from ..proto.errors import MagnetarError
 
-    admin = session.with_timeout(min(session.timeout_s, ADMIN_S)).make_asyncio_admin()
+    admin = session.with_timeout(min(session.timeout_s, ADMIN_TIMEOUT_S)).make_asyncio_admin()
     try:
         name = topic or f"bench-{uuid.uuid4().hex[:8]}"
         if topic is None:
@@ -177,7 +177,7 @@ class BenchSender:
         from ..client.common.errors import Result
 
         self._producer, self._rate, self._tally, self._ok = producer, rate, tally, Result.Ok
-        self._rest = b"x" * max(0, size - STAMP.size)
+        self._rest = b"x" * max(0, size - DUE_TIME_STAMP.size)
         self._size = size
         self._free = asyncio.Event()
         self.sent = self.pending = 0
@@ -189,11 +189,16 @@ class BenchSender:
 
         begun = now()
         while self.sent != most and (at := now()) < until:
-            due = int((at - begun) * self._rate) + 1 if self._rate else self.sent + BURST
-            room = min(due - self.sent, WINDOW - self.pending, BURST, *([] if most is None else [most - self.sent]))
+            due = int((at - begun) * self._rate) + 1 if self._rate else self.sent + MESSAGES_PER_BURST
+            room = min(
+                due - self.sent,
+                UNCONFIRMED_MAX - self.pending,
+                MESSAGES_PER_BURST,
+                *([] if most is None else [most - self.sent]),
+            )
             for _ in range(room):
                 self._send(begun + self.sent / self._rate if self._rate else now())
-            if self.pending >= WINDOW:
+            if self.pending >= UNCONFIRMED_MAX:
                 self._free.clear()
                 await self._free.wait()
             elif self._rate and room <= 0:
@@ -212,7 +217,7 @@ class BenchSender:
                 self._tally.errors[result.name] = self._tally.errors.get(result.name, 0) + 1
             self._free.set()
 
-        self._producer.send_nowait((STAMP.pack(due) + self._rest)[: self._size], confirmed)
+        self._producer.send_nowait((DUE_TIME_STAMP.pack(due) + self._rest)[: self._size], confirmed)
         self.sent += 1
         self.pending += 1
 
@@ -221,7 +226,9 @@ async def _senders(load: BenchLoad, clients: list[Client], tally: EventCounts, *
     rate = load.rate / len(clients) if load.rate else None
     found = []
     for client in clients:
-        producer = await client.create_producer(load.topic, max_pending_messages=WINDOW + BURST, **settings)
+        producer = await client.create_producer(
+            load.topic, max_pending_messages=UNCONFIRMED_MAX + MESSAGES_PER_BURST, **settings
+        )
         found.append(BenchSender(producer, load.size, rate, tally))
     return found
 
@@ -236,7 +243,9 @@ async def _receive(consumer: Consumer, tally: EventCounts, stopped: asyncio.Even
             continue
         at = now()
         payload = message.data()
-        tally.count(STAMP.unpack_from(payload)[0] if stamped and len(payload) >= STAMP.size else at, at)
+        tally.count(
+            DUE_TIME_STAMP.unpack_from(payload)[0] if stamped and len(payload) >= DUE_TIME_STAMP.size else at, at
+        )
         consumer.acknowledge_soon(message)
 
 
@@ -310,7 +319,7 @@ def _options(rate: float | None) -> Callable[[Callable[..., None]], Callable[...
         said = "as many as it takes" if rate is None else f"{rate:.0f}"
         for option in reversed(
             (
-                click.argument("topic", required=False, shell_complete=COMPLETED["topic"]),
+                click.argument("topic", required=False, shell_complete=NAME_COMPLETIONS["topic"]),
                 click.option("--size", type=click.IntRange(1, 5 << 20), default=1024, show_default=True, help="Bytes."),
                 click.option(
                     "--rate", type=FiniteNumber(0.1), default=rate, help=f"Messages a second.  [default: {said}]"
@@ -421,7 +430,7 @@ def latency(session: CommandSession, topic: str | None, **given: Any) -> None:
     async def measure(load: BenchLoad) -> tuple[dict[str, Any], EventCounts]:
         from ..client.model.settings import InitialPosition
 
-        load.size = max(load.size, STAMP.size)
+        load.size = max(load.size, DUE_TIME_STAMP.size)
         tally, received, stopped = EventCounts(), EventCounts(), asyncio.Event()
         async with _clients(load, load.clients) as clients, _clients(load, 1) as (reading,):
             name = f"bench-{uuid.uuid4().hex[:8]}"
@@ -431,7 +440,7 @@ def latency(session: CommandSession, topic: str | None, **given: Any) -> None:
 
             async def send() -> None:
                 await _all(each.run(until) for each in senders)
-                await received.wait_event_count(tally.messages, GRACE_S)
+                await received.wait_event_count(tally.messages, LAST_MESSAGES_WAIT_S)
                 stopped.set()
 
             took_s = await _told(load, tally, _all([send(), _receive(consumer, received, stopped, True)]))
@@ -458,15 +467,15 @@ async def _all(works: Any) -> None:
 # `estimate_requirements` is pure: a load and a number of servers in, the needs of each out. Guarding tests:
 # tests/cli/test_plan.py.
 
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30,
+SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30,
          "TI": 1 << 40}  # fmt: skip
-DISK_USED = 0.75
+PLANNED_DISK_SHARE = 0.75
 """Share of a disk that is planned for: compaction, a lost bookie's copies and a burst need the rest."""
-BROKER_BYTES, TOPIC_BYTES = 64 << 20, 17_000
+BROKER_MEMORY_BYTES, TOPIC_MEMORY_BYTES = 64 << 20, 17_000
 """Memory of a broker without topics, and of each loaded topic (docs/operations.md)."""
-CACHE_BYTES = (64 + 16) << 20
+BROKER_CACHE_BYTES = (64 + 16) << 20
 """`cache_bytes` and `catch_up_cache_bytes`."""
-ROLL_S, ROLL_BYTES = 240 * 60, 2 << 30
+LEDGER_ROLL_S, LEDGER_ROLL_BYTES = 240 * 60, 2 << 30
 """`roll_minutes` and `roll_bytes`: when a ledger ends."""
 
 
@@ -501,17 +510,17 @@ def estimate_requirements(load: PlannedLoad, bookies: int, brokers: int) -> Serv
     `brokers` brokers (at least 1 each). docs/operations.md explains the formulas."""
     stored = load.in_bytes_s * load.copies / bookies
     return ServerRequirements(
-        bookies, brokers, stored * load.retention_s / DISK_USED, 2 * stored, stored, load.in_bytes_s / brokers,
+        bookies, brokers, stored * load.retention_s / PLANNED_DISK_SHARE, 2 * stored, stored, load.in_bytes_s / brokers,
         load.in_bytes_s * (load.copies + load.fanout) / brokers,
-        BROKER_BYTES + TOPIC_BYTES * load.topics / brokers + CACHE_BYTES,
+        BROKER_MEMORY_BYTES + TOPIC_MEMORY_BYTES * load.topics / brokers + BROKER_CACHE_BYTES,
     )  # fmt: skip
 
 
 def estimate_ledgers(load: PlannedLoad) -> int:
     """Returns the approximate number of ledgers for the load: the ledgers of topics, each of which ends after ROLL_S
     seconds or ROLL_BYTES bytes, and one ledger for each subscription's cursor."""
-    by_age = load.topics * math.ceil(load.retention_s / ROLL_S + 1)
-    by_size = math.ceil(load.in_bytes_s * load.retention_s / ROLL_BYTES)
+    by_age = load.topics * math.ceil(load.retention_s / LEDGER_ROLL_S + 1)
+    by_size = math.ceil(load.in_bytes_s * load.retention_s / LEDGER_ROLL_BYTES)
     return max(by_age, by_size) + load.topics * load.subscriptions
 
 
@@ -530,9 +539,9 @@ class ByteCount(click.FloatRange):
         if isinstance(value, float):
             return value
         found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([KMGT]?I?)B?(?:/S)?", str(value).strip().upper())
-        if found is None or found[2] not in UNITS or not float(found[1]):
+        if found is None or found[2] not in SIZE_UNITS or not float(found[1]):
             self.fail(f"{str(value)[:40]!r} is not a rate such as 50MB/s or 200MiB/s", param, ctx)
-        return float(found[1]) * UNITS[found[2]]
+        return float(found[1]) * SIZE_UNITS[found[2]]
 
 
 class TimeParameter(click.FloatRange):
@@ -544,7 +553,7 @@ class TimeParameter(click.FloatRange):
         found = re.fullmatch(r"([0-9]{1,12})([smhdw])", str(value).strip().lower())
         if found is None:
             self.fail(f"{str(value)[:40]!r} is not a time such as 12h, 7d, 2w", param, ctx)
-        return float(found[1]) * SECONDS[found[2]]
+        return float(found[1]) * SECONDS_PER_UNIT[found[2]]
 
 
 @click.command()
@@ -558,7 +567,7 @@ class TimeParameter(click.FloatRange):
 @click.option("--brokers", type=click.IntRange(1), default=3, show_default=True, help="How many.")
 @click.option("--topics", type=click.IntRange(1), default=1000, show_default=True, help="Partitions count each.")
 @click.option("--subscriptions", type=click.IntRange(0), default=None, help="Of each topic (default: the fan-out).")
-@OUTPUT
+@OUTPUT_OPTION
 def plan(
     in_bytes_s: float, retention: float, fanout: int, copies: int, bookies: int | None, brokers: int, topics: int,
     subscriptions: int | None, output: str,
@@ -605,7 +614,7 @@ def _warnings(load: PlannedLoad, bookies: int, brokers: int) -> list[str]:
     return found
 
 
-def _rows(whole: ServerRequirements, less: ServerRequirements) -> list[Row]:
+def _rows(whole: ServerRequirements, less: ServerRequirements) -> list[OutputRow]:
     texts = (
         ("bookies", "bookies", ""), ("disk of each bookie", "bookie_disk_bytes", "B"),
         ("writes of each bookie to its disk", "bookie_write_bytes_s", "B/s"),

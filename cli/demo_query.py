@@ -17,7 +17,7 @@ from typing import Any
 ROWS_PER_BATCH = 120_000
 """Rows of a micro-batch, three of them for 336,776 rows: the state is used twice, and the whole takes seconds."""
 
-SCHEMA = "carrier string, origin string, dep_delay long, arr_delay long"
+FLIGHT_SCHEMA = "carrier string, origin string, dep_delay long, arr_delay long"
 
 
 def start_spark_session(directory: str) -> Any:
@@ -48,7 +48,9 @@ def aggregate_delays(flights: Any) -> Any:
     the JSON of their aggregated delays (`FlightDelays`)."""
     from pyspark.sql import functions as F
 
-    parsed = flights.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("flight")).select("flight.*")
+    parsed = flights.select(F.from_json(F.col("value").cast("string"), FLIGHT_SCHEMA).alias("flight")).select(
+        "flight.*"
+    )
     sums = parsed.groupBy("carrier", "origin").agg(
         F.count(F.lit(1)).alias("flights"),
         F.count("dep_delay").alias("departed"),

@@ -10,7 +10,7 @@ import click
 from .common.exits import run_command_line
 from .common.lazy import LazyCommand, LazyGroup
 
-COMMANDS = {
+ROOT_COMMANDS = {
     "standalone": LazyCommand(".run.standalone", "standalone", "Run everything in one process."),
     "metadata": LazyCommand(".run.servers", "metadata", "Run the metadata service of a cluster."),
     "bookie": LazyCommand(
@@ -59,7 +59,7 @@ COMMANDS = {
     "demo": LazyCommand(".demo", "demo", "Flights through a cluster and Spark, and back."),
 }
 
-HELP = """A durable message broker with Pulsar's model: topics, subscriptions and replicated ledgers.
+ROOT_HELP = """A durable message broker with Pulsar's model: topics, subscriptions and replicated ledgers.
 
 \b
   magnetar standalone                           start everything here
@@ -78,7 +78,7 @@ class RootGroup(LazyGroup):
     """The command group `magnetar` itself, which has all other commands and `--version`."""
 
     def __init__(self) -> None:
-        super().__init__("magnetar", COMMANDS, help=HELP)
+        super().__init__("magnetar", ROOT_COMMANDS, help=ROOT_HELP)
         self.context_settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
         self.params.append(
             click.Option(
@@ -103,14 +103,14 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 root = RootGroup()
 
 
-GC_IMPORTS = (200_000, 20, 50)
+GC_IMPORT_THRESHOLDS = (200_000, 20, 50)
 """Thresholds of the collector while a command imports modules, which leave no garbage: to look for it takes 5 ms. A
 server sets its own later (runtime/process.py)."""
 
 
 def main() -> None:
     """Runs the command line of this process and ends the process with its exit code."""
-    gc.set_threshold(*GC_IMPORTS)
+    gc.set_threshold(*GC_IMPORT_THRESHOLDS)
     sys.exit(run_command_line(root))
 
 

@@ -16,8 +16,8 @@ import click
 
 from .common.exits import NOT_AVAILABLE, NOT_FOUND, USAGE, CommandFailure
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import OUTPUT, CommandOutput
-from .common.session import YES, CommandSession, confirm_deletion, with_session
+from .common.output import OUTPUT_OPTION, CommandOutput
+from .common.session import YES_OPTION, CommandSession, confirm_deletion, with_session
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def with_output_option(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command that sends no request to a server: adds the option -o, and passes the CommandOutput as
     `out`."""
 
-    @OUTPUT
+    @OUTPUT_OPTION
     @wraps(function)
     def command(*arguments: Any, output: str, **options: Any) -> None:
         function(*arguments, out=CommandOutput(output), **options)
@@ -105,7 +105,7 @@ def with_output_option(function: Callable[..., None]) -> Callable[..., None]:
 # -------------------------------------------------------------------------------------------------------- outbox
 
 
-STATES = ("waiting", "claimed", "held", "parked")
+ROW_STATES = ("waiting", "claimed", "held", "parked")
 
 
 @click.command()
@@ -123,7 +123,7 @@ def create(database: OutboxDatabase, out: CommandOutput) -> None:
 
 
 @click.command("list")
-@click.option("--state", type=click.Choice(STATES), default=None, help="Only these rows.")
+@click.option("--state", type=click.Choice(ROW_STATES), default=None, help="Only these rows.")
 @click.option("--topic", default=None, help="Only rows of this topic, by its full name.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @with_output_option
@@ -213,7 +213,7 @@ def revive(database: OutboxDatabase, out: CommandOutput, ids: tuple[int, ...], e
 
 @click.command()
 @click.argument("ids", nargs=-1, type=int, required=True)
-@YES
+@YES_OPTION
 @with_output_option
 @with_database_options
 def drop(database: OutboxDatabase, out: CommandOutput, ids: tuple[int, ...], yes: bool) -> None:
@@ -245,7 +245,7 @@ def shards(database: OutboxDatabase, out: CommandOutput, count: int) -> None:
 @click.command()
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Of the relay that stopped.")
 @click.option("--name", default=None, help="Of the outbox, as its relay has it (default: the database's).")
-@YES
+@YES_OPTION
 @with_database_options
 @with_session
 def renumber(session: CommandSession, database: OutboxDatabase, shard: int, name: str | None, yes: bool) -> None:
@@ -271,7 +271,7 @@ def renumber(session: CommandSession, database: OutboxDatabase, shard: int, name
     session.out.print_rows(rows, ("destination", "last_seq"), empty="no topics")
 
 
-COMMANDS = {
+OUTBOX_COMMANDS = {
     "create": LazyCommand(".outbox", "create", "Make the tables."),
     "relay": LazyCommand(".outbox", "relay", "Send the rows of a shard."),
     "list": LazyCommand(".outbox", "list_outbox_rows", "List rows by state."),
@@ -284,7 +284,7 @@ COMMANDS = {
 }
 
 outbox = LazyGroup(
-    "outbox", COMMANDS,
+    "outbox", OUTBOX_COMMANDS,
     help="Messages as rows of a database.\n\nExample: magnetar outbox relay --database sqlite:///shop.db",
 )  # fmt: skip
 

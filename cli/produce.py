@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from ..proto.states import NUMBERS
+from ..proto.states import SUBSCRIPTION_TYPE_NUMBERS
 from ..runtime.clock import SystemClock
 from .common.exits import CommandFailure
-from .common.output import RAW
-from .common.session import COMPLETED, CommandSession, with_session
+from .common.output import RAW_OPTION
+from .common.session import NAME_COMPLETIONS, CommandSession, with_session
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _WithHint(click.Command):
 
 
 @click.command(cls=_WithHint)
-@click.argument("topic", shell_complete=COMPLETED["topic"])
+@click.argument("topic", shell_complete=NAME_COMPLETIONS["topic"])
 @click.option("-m", "--message", "messages", multiple=True, callback=_is_text, help="A message; may be given often.")
 @click.option(
     "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="A line each."
@@ -122,8 +122,8 @@ def produce(
             options["deliver_at"] = deliver_at
         for sent, payload in enumerate(_paced(payloads, rate), 1):
             if numbered:
-                payload = payload.replace(NUMBER, b"%d" % sent)
-                options["partition_key"] = key and key.replace(NUMBER.decode(), str(sent))
+                payload = payload.replace(NUMBER_PLACEHOLDER, b"%d" % sent)
+                options["partition_key"] = key and key.replace(NUMBER_PLACEHOLDER.decode(), str(sent))
             sending.send(payload, options)
             if sent % 1000 == 0 or rate:
                 counted(sent)
@@ -131,7 +131,7 @@ def produce(
     session.out.print_result_text(f"{confirmed:,} messages confirmed", topic=topic, messages=confirmed)
 
 
-NUMBER = b"{i}"
+NUMBER_PLACEHOLDER = b"{i}"
 """In a message or a key that is sent often: its number."""
 
 
@@ -235,15 +235,15 @@ class _Sending:
 # `magnetar consume`: messages of a subscription on standard output, acknowledged once they are printed.
 
 
-TYPES = {name.lower(): number for name, number in NUMBERS.items()}
+SUBSCRIPTION_TYPES = {name.lower(): number for name, number in SUBSCRIPTION_TYPE_NUMBERS.items()}
 POLL_MS = 200
 """Milliseconds of one receive: a Ctrl-C takes effect within it."""
 
 
 @click.command()
-@click.argument("topic", shell_complete=COMPLETED["topic"])
+@click.argument("topic", shell_complete=NAME_COMPLETIONS["topic"])
 @click.option(
-    "-s", "--subscription", default=None, shell_complete=COMPLETED["subscription"],
+    "-s", "--subscription", default=None, shell_complete=NAME_COMPLETIONS["subscription"],
     help="Name of the subscription; made when it does not exist, and kept. Without: nothing is kept.",
 )  # fmt: skip
 @click.option("-n", "--count", type=click.IntRange(0), default=None, help="End after so many; 0: never (as --follow).")
@@ -260,7 +260,7 @@ POLL_MS = 200
     help="Without -s: begin at the message with this index in its partition.",
 )  # fmt: skip
 @click.option(
-    "-t", "--type", "kind", type=click.Choice(list(TYPES), case_sensitive=False), default=None,
+    "-t", "--type", "kind", type=click.Choice(list(SUBSCRIPTION_TYPES), case_sensitive=False), default=None,
     help="Of the subscription.  [default: exclusive]",
 )  # fmt: skip
 @click.option(
@@ -276,7 +276,7 @@ POLL_MS = 200
     help="How a message is printed: {data}, {key}, {id}, {topic}, {time}, {properties}, {redeliveries}; \\n, \\t.",
 )  # fmt: skip
 @click.option("--pipe", "program", default=None, metavar="COMMAND", help="Give each to a shell command of its own.")
-@RAW
+@RAW_OPTION
 @with_session
 def consume(
     session: CommandSession,
@@ -333,7 +333,7 @@ def consume(
             consumer = client.subscribe(
                 topic,
                 subscription,
-                consumer_type=ConsumerType(TYPES[kind or "exclusive"]),
+                consumer_type=ConsumerType(SUBSCRIPTION_TYPES[kind or "exclusive"]),
                 initial_position=getattr(InitialPosition, position.capitalize()),
                 filter=wanted,
             )
@@ -369,8 +369,8 @@ def _copy(
     return done
 
 
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
-FIELDS = ("data", "key", "id", "topic", "time", "properties", "redeliveries")
+TEMPLATE_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+TEMPLATE_FIELDS = ("data", "key", "id", "topic", "time", "properties", "redeliveries")
 _FIELD = re.compile(r"\{([A-Za-z_]+)\}|\\([ntr0\\])")
 
 
@@ -387,9 +387,11 @@ def _shown(
         return lambda message: _give(program, message)
     if template is None:
         return lambda message: print_consumed_message(make_printed_message(message), out, raw=raw)
-    unknown = [found[1] for found in _FIELD.finditer(template) if found[1] and found[1] not in FIELDS]
+    unknown = [found[1] for found in _FIELD.finditer(template) if found[1] and found[1] not in TEMPLATE_FIELDS]
     if unknown:
-        raise click.UsageError(f"a message has no {{{unknown[0]}}}: {', '.join(f'{{{each}}}' for each in FIELDS)}")
+        raise click.UsageError(
+            f"a message has no {{{unknown[0]}}}: {', '.join(f'{{{each}}}' for each in TEMPLATE_FIELDS)}"
+        )
     return lambda message: print(format_message(template, message, raw=raw), end="", flush=True)
 
 
@@ -411,7 +413,7 @@ def format_message(template: str, message: Message, *, raw: bool = False) -> str
     }  # fmt: skip
 
     def fill(at: re.Match[str]) -> str:
-        return make_terminal_text(values[at[1]](), raw=raw) if at[1] else ESCAPES[at[2]]
+        return make_terminal_text(values[at[1]](), raw=raw) if at[1] else TEMPLATE_ESCAPES[at[2]]
 
     return _FIELD.sub(fill, template)
 

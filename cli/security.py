@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import OUTPUT, CommandOutput
+from .common.output import OUTPUT_OPTION, CommandOutput
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ token = LazyGroup(
     help="Tokens (JWT).\n\nExample: magnetar security token create --folder ./security --role orders",
 )
 
-FOLDER = click.option(
+FOLDER_OPTION = click.option(
     "--folder", type=click.Path(file_okay=False), default="security", show_default=True, help="Of `security init`."
 )
 
@@ -88,7 +88,7 @@ def _initialize(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
 
 
 @click.command()
-@FOLDER
+@FOLDER_OPTION
 @click.option("--host", "hosts", multiple=True, help="Repeatable (default: those of the one before).")
 @click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
 def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
@@ -103,7 +103,7 @@ def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
 
 
 @click.command()
-@FOLDER
+@FOLDER_OPTION
 @click.option("--role", type=click.Choice(["metadata", "broker", "bookie", "operator"]), required=True)
 @click.option("--name", required=True, help="Of the process or the person, in logs; such as a host's name.")
 @click.option("--host", "hosts", multiple=True, help="Of the metadata service: as brokers and bookies reach it.")
@@ -123,7 +123,7 @@ def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int)
 
 
 @click.command()
-@FOLDER
+@FOLDER_OPTION
 @click.option("--role", required=True, help="Who the token's holder is.")
 @click.option("--days", type=FiniteNumber(0.0001, 36500), default=None, help="Of its life (default: no end).")
 @click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
@@ -155,12 +155,12 @@ def create(folder: str, role: str, days: float | None, out: str | None, over: bo
         click.echo(out)
 
 
-DROP_OLD = click.option("--drop-old", is_flag=True, help="The second step: those before the newest end.")
+DROP_OLD_OPTION = click.option("--drop-old", is_flag=True, help="The second step: those before the newest end.")
 
 
 @click.command()
-@FOLDER
-@DROP_OLD
+@FOLDER_OPTION
+@DROP_OLD_OPTION
 def authority(folder: str, drop_old: bool) -> None:
     """Create a new authority next to the old one. Then give ca.pem to all processes, renew all certificates, and drop
     the old authority with --drop-old.
@@ -173,8 +173,8 @@ def authority(folder: str, drop_old: bool) -> None:
 
 
 @click.command()
-@FOLDER
-@DROP_OLD
+@FOLDER_OPTION
+@DROP_OLD_OPTION
 def key(folder: str, drop_old: bool) -> None:
     """Create a new key for signing tokens, next to the old one. Then give token-public.pem to all brokers, create all
     tokens again, give broker.token to the brokers, and drop the old key with --drop-old.
@@ -202,7 +202,7 @@ def _rotate(folder: Path, public: str, drop_old: bool, renew: Callable[[], list[
     if not (folder / public).is_file():
         raise InvalidConfiguration(f"{folder} has no {public}: it is no folder of `security init`")
     if drop_old:
-        files.remove_all_but_newest(folder / public)
+        files.remove_older_signers(folder / public)
     for name in [public] if drop_old else renew():
         click.echo(str(folder / name))
 
@@ -268,9 +268,9 @@ def revoke(source: str, settings: str, identity: str, role: str) -> None:
 
 
 def _read(source: str) -> str:
-    from .common.session import TOKEN_MAX, read_token
+    from .common.session import TOKEN_BYTES_MAX, read_token
 
-    return sys.stdin.read(TOKEN_MAX).strip() if source == "-" else read_token(source)
+    return sys.stdin.read(TOKEN_BYTES_MAX).strip() if source == "-" else read_token(source)
 
 
 def _now() -> Any:
@@ -281,16 +281,16 @@ def _now() -> Any:
 # `magnetar security check`: what a server lets a caller do who shows no credentials.
 
 
-TOPIC = "persistent://public/default/security-check"
-TIMEOUT_S = 10.0
+CHECK_TOPIC = "persistent://public/default/security-check"
+ADMIN_TIMEOUT_S = 10.0
 
-Ask = Callable[["Admin"], object]
+AskAdmin = Callable[["Admin"], object]
 """Asks for something that changes nothing; an empty answer shows nothing."""
-QUESTIONS: tuple[tuple[str, Ask], ...] = (
+ACCESS_QUESTIONS: tuple[tuple[str, AskAdmin], ...] = (
     ("list tenants", lambda admin: admin.tenants()),
     ("list topics", lambda admin: admin.topics()),
-    ("look up a topic", lambda admin: admin.owner(TOPIC)),
-    ("read a topic's statistics", lambda admin: admin.topic_stats(TOPIC)),
+    ("look up a topic", lambda admin: admin.owner(CHECK_TOPIC)),
+    ("read a topic's statistics", lambda admin: admin.topic_stats(CHECK_TOPIC)),
     ("read a namespace's policies", lambda admin: admin.namespace_policies("public/default")),
     ("read its permissions", lambda admin: admin.namespace_permissions("public/default")),
     ("list brokers", lambda admin: admin.brokers()),
@@ -301,7 +301,7 @@ QUESTIONS: tuple[tuple[str, Ask], ...] = (
 @click.command()
 @click.argument("url")
 @click.option("--tls-ca", default="", metavar="FILE", help="Who signs its certificate.")
-@OUTPUT
+@OUTPUT_OPTION
 def check(url: str, tls_ca: str, output: str) -> None:
     """Show which requests a server accepts from a caller without credentials. Nothing is changed. Exit code 1: the
     server accepts some.
@@ -311,8 +311,10 @@ def check(url: str, tls_ca: str, output: str) -> None:
     from ..client.admin import Admin
     from .common.exits import CommandFailure
 
-    with Admin(url, timeout_s=TIMEOUT_S, tls_trust_certs_file_path=tls_ca) as admin:
-        rows = [{"caller without credentials may": what, "answer": _answer(admin, ask)} for what, ask in QUESTIONS]
+    with Admin(url, timeout_s=ADMIN_TIMEOUT_S, tls_trust_certs_file_path=tls_ca) as admin:
+        rows = [
+            {"caller without credentials may": what, "answer": _answer(admin, ask)} for what, ask in ACCESS_QUESTIONS
+        ]
     out = CommandOutput(output)
     answer = "no: TLS" if url.split("://")[0].endswith("+ssl") else "yes: in clear"
     rows.append({"caller without credentials may": "read the traffic of others", "answer": answer})
@@ -322,7 +324,7 @@ def check(url: str, tls_ca: str, output: str) -> None:
         raise CommandFailure(f"a caller without credentials may {', '.join(found)}")
 
 
-def _answer(admin: Admin, ask: Ask) -> str:
+def _answer(admin: Admin, ask: AskAdmin) -> str:
     """Asks as a caller without credentials; returns the answer as text, "yes…" or "no…". Raises errors which mean that
     no server answered."""
     from ..proto.errors import NotFound, Unauthenticated, Unauthorized

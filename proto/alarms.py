@@ -12,27 +12,29 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-BUSY = 0.85
+BUSY_LOOP_SHARE = 0.85
 """An event loop that is busy for more than this share of its time has no room for a burst."""
-DISK_FREE = 0.15
+DISK_FREE_LOW = 0.15
 """If less than this share of a bookie's disk is free, there is an alarm. At 5 % the bookie is read-only."""
-METADATA_DISK_FREE = 0.05
+METADATA_DISK_FREE_LOW = 0.05
 """If less than this share of the metadata's disk is free, an operator must act; below DISK_FREE it can wait."""
-OLD_S = 3600.0
+OLD_MESSAGE_S = 3600.0
 """If the oldest message of a topic is unacknowledged for longer than this, in seconds, there is an alarm."""
-TOKEN_SOON_MS, TOKEN_NOW_MS = 14 * 86_400_000, 86_400_000
+TOKEN_WARNING_MS, TOKEN_CRITICAL_MS = 14 * 86_400_000, 86_400_000
 """When a broker's own token ends within TOKEN_SOON_MS, there is an alarm; within TOKEN_NOW_MS an operator must act."""
-COPIES = 3
+DEFAULT_COPIES = 3
 """Bookies that a ledger needs for all its copies, unless a namespace says otherwise."""
-WORST = 5
+OLD_TOPICS_MAX = 5
 """The largest number of topics with old messages for which there is an alarm."""
 
 
-METADATA_HEALTH = "magnetar health --http http://HOST:PORT  # of a metadata server: its --health address"
+METADATA_HEALTH_COMMAND = "magnetar health --http http://HOST:PORT  # of a metadata server: its --health address"
 """The command that asks the metadata itself. A broker does not know where metadata servers answer for their health."""
-NEW_TOKEN = "magnetar security token create --folder DIR --role broker --days 90 --out DIR/broker.token --replace"
+NEW_TOKEN_COMMAND = (
+    "magnetar security token create --folder DIR --role broker --days 90 --out DIR/broker.token --replace"
+)
 
-NEW_CERTIFICATE = "magnetar security certificate --folder DIR  # of a member: magnetar security member"
+NEW_CERTIFICATE_COMMAND = "magnetar security certificate --folder DIR  # of a member: magnetar security member"
 
 
 class Alarm(NamedTuple):
@@ -71,7 +73,7 @@ def find_alarms(
                 f"Broker {name} refuses the own token or certificate of the broker that was asked: ended, revoked, or"
                 " without the right."
             )
-            helps = NEW_TOKEN if any(each["tokenEndsMs"] for each in brokers) else "magnetar security --help"
+            helps = NEW_TOKEN_COMMAND if any(each["tokenEndsMs"] for each in brokers) else "magnetar security --help"
         found.append(Alarm(text, helps, code="D01"))
     for each in died:
         seen = f"{datetime.fromtimestamp(each['seen_ms'] / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -90,10 +92,10 @@ def find_alarms(
         found += _alarms_of_bookie(each, now_ms)
     degraded = sum(each["degraded"] for each in brokers)
     if degraded:
-        found.append(_make_degraded_alarm(degraded, is_any_away=len(writable) < max(COPIES, len(bookies))))
-    for each in oldest[:WORST]:
+        found.append(_make_degraded_alarm(degraded, is_any_away=len(writable) < max(DEFAULT_COPIES, len(bookies))))
+    for each in oldest[:OLD_TOPICS_MAX]:
         age_s = (now_ms - each["oldest_ms"]) / 1000 if each["oldest_ms"] else 0.0
-        if age_s > OLD_S:
+        if age_s > OLD_MESSAGE_S:
             text = f"The oldest message of {each['name']} has not been acknowledged for {format_age(age_s)}."
             found.append(Alarm(text, f"magnetar why {shlex.quote(each['name'])}", needed=False, code="D12"))
     return sorted(found, key=lambda alarm: not alarm.needed)
@@ -110,14 +112,14 @@ def _make_degraded_alarm(degraded: int, *, is_any_away: bool) -> Alarm:
 
 def _alarms_of_broker(broker: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]:
     name = broker["broker"]
-    if broker["busy"] is not None and broker["busy"] > BUSY:
+    if broker["busy"] is not None and broker["busy"] > BUSY_LOOP_SHARE:
         text = f"The event loop of broker {name} is busy {broker['busy']:.0%} of its time."
         yield Alarm(text, "magnetar top --by traffic", code="D02")
     left_ms = broker["tokenEndsMs"] - now_ms
-    if broker["tokenEndsMs"] and left_ms < TOKEN_SOON_MS:
+    if broker["tokenEndsMs"] and left_ms < TOKEN_WARNING_MS:
         ends = f"ends in {format_age(left_ms / 1000)}" if left_ms > 0 else "has ended"
         text = f"The own token of broker {name} {ends}: no other broker answers it then."
-        yield Alarm(text, NEW_TOKEN, needed=left_ms < TOKEN_NOW_MS, code="D16")
+        yield Alarm(text, NEW_TOKEN_COMMAND, needed=left_ms < TOKEN_CRITICAL_MS, code="D16")
     yield from find_certificate_alarms(f"broker {name}", broker["certificateEndsMs"], now_ms)
     if broker["draining"]:
         text = f"Broker {name} drains: it gives away what it owns, and gets nothing until that is ended."
@@ -131,11 +133,11 @@ def find_certificate_alarms(what: str, ends_ms: int | None, now_ms: int) -> list
     """Returns the alarm that a certificate of the server `what` ends within TOKEN_SOON_MS or has ended; [] if it ends
     later. `ends_ms` is in ms since the epoch; 0 or None: there is no certificate."""
     left_ms = (ends_ms or 0) - now_ms
-    if not ends_ms or left_ms >= TOKEN_SOON_MS:
+    if not ends_ms or left_ms >= TOKEN_WARNING_MS:
         return []
     ends = f"ends in {format_age(left_ms / 1000)}" if left_ms > 0 else "has ended"
     text = f"A certificate of {what} {ends}: no new connection is made then."
-    return [Alarm(text, NEW_CERTIFICATE, needed=left_ms < TOKEN_NOW_MS, code="D16")]
+    return [Alarm(text, NEW_CERTIFICATE_COMMAND, needed=left_ms < TOKEN_CRITICAL_MS, code="D16")]
 
 
 def _alarms_of_bookie(bookie: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]:
@@ -154,7 +156,7 @@ def _alarms_of_bookie(bookie: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]
             "limbo": "lost data, and looks for it at other bookies", "absent": "is not registered, and ledgers name it",
         }  # fmt: skip
         yield Alarm(f"Bookie {name} {why[state]}.", "magnetar bookies state", code="D03")
-    elif free < DISK_FREE:
+    elif free < DISK_FREE_LOW:
         text = f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only."
         yield Alarm(text, "magnetar bookies list", code="D04")
     elif bookie.get("disk") == "tight":
@@ -176,13 +178,13 @@ def find_metadata_alarms(away_ms: int, now_ms: int, *, late: bool = False) -> li
             f"({format_age((now_ms - away_ms) / 1000)}): topics that have an owner are served, and what is shown is "
             "what the broker that was asked knew last."
         )
-        return [Alarm(text, METADATA_HEALTH, code="D00")]
+        return [Alarm(text, METADATA_HEALTH_COMMAND, code="D00")]
     if late:
         text = (
             "The metadata answers late: what is shown is what the broker that was asked knew last, and bookies were "
             "not asked."
         )
-        return [Alarm(text, METADATA_HEALTH, needed=False, code="D00")]
+        return [Alarm(text, METADATA_HEALTH_COMMAND, needed=False, code="D00")]
     return []
 
 
@@ -190,14 +192,14 @@ def find_metadata_disk_alarms(total_bytes: int, free_bytes: int) -> list[Alarm]:
     """Returns the alarm that the disk with the metadata is nearly full; [] if it has room, or if its size is not known
     (`total_bytes` 0). A metadata server with a full disk makes no changes: nothing can be created, changed or taken
     over."""
-    if not total_bytes or (free := free_bytes / total_bytes) >= DISK_FREE:
+    if not total_bytes or (free := free_bytes / total_bytes) >= DISK_FREE_LOW:
         return []
     text = (
         f"The disk of the metadata has {free:.0%} left ({free_bytes >> 20:,} MiB): when it is full nothing is made, "
         "changed or taken over. Free space there, or enlarge it."
     )
     helps = "df -h .  # in the folder of the metadata server"
-    return [Alarm(text, helps, needed=free < METADATA_DISK_FREE, code="D20")]
+    return [Alarm(text, helps, needed=free < METADATA_DISK_FREE_LOW, code="D20")]
 
 
 def find_repair_alarms(

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from .schema import Compatibility
-from .states import TITLES
+from .states import PULSAR_TYPE_NAMES
 
 QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
 """What happens when the backlog quota is reached (Pulsar A17)."""
@@ -35,7 +35,7 @@ KeyIndexPolicy = Literal["off", "keys", "keys+properties"]
 if TYPE_CHECKING:
     TypeTitle = str
 else:
-    TypeTitle = Literal[TITLES]  # a subscription type
+    TypeTitle = Literal[PULSAR_TYPE_NAMES]  # a subscription type
 
 Positive = Annotated[int, Meta(ge=1)]
 Limit = Annotated[int, Meta(ge=0)]
@@ -87,7 +87,7 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     dead_letter_max_redeliver_count: Limit = 0  # after so many redeliveries the broker moves a message away; 0: never
     dead_letter_topic: str = ""  # where to; empty: TOPIC-SUBSCRIPTION-DLQ
     dead_letter_backoff_s: tuple[float, ...] = ()  # wait before the 1st, 2nd, … redelivery; the last one stays
-    subscription_types: tuple[TypeTitle, ...] = TITLES  # that consumers may ask for
+    subscription_types: tuple[TypeTitle, ...] = PULSAR_TYPE_NAMES  # that consumers may ask for
     schema_compatibility: Compatibility = Compatibility.FULL  # of a producer's new schema with those of its topic
     schema_auto_update: bool = True  # a new schema of a producer is registered; off: operators upload it
     schema_validation_enforced: bool = False  # a producer without a schema is refused where the topic has one

@@ -55,7 +55,7 @@ Buffer = bytes | bytearray | memoryview
 MessageFields = MessageMetadata | SingleMessageMetadata
 """The metadata of one message, alone or in a batch: key, properties, event time, null value. Messages may share one
 object, so it must not be changed."""
-Encrypt = Callable[[MessageMetadata, bytes], bytes]
+EncryptFunction = Callable[[MessageMetadata, bytes], bytes]
 """A function that gets (metadata, payload) and returns the encrypted payload. It also writes to the metadata how the
 payload is decrypted."""
 
@@ -65,7 +65,7 @@ class EntryEncoding(NamedTuple):
     version of its messages' schema (empty: none)."""
 
     compression: int = 0
-    encrypt: Encrypt | None = None  # raises CryptoError, which is the outcome of the entry's messages
+    encrypt: EncryptFunction | None = None  # raises CryptoError, which is the outcome of the entry's messages
     schema_version: bytes = b""
 
 
@@ -75,9 +75,9 @@ PLAIN = EntryEncoding()
 ENTRY_BYTES_MAX = 5 << 20
 """The largest client-part, in bytes, that a broker accepts: Pulsar's `max_message_size`."""
 
-PROPERTIES_LONG = 1000
+MANY_PROPERTIES = 1000
 """From this number of properties on, reading those of one message takes milliseconds."""
-KEYS_MAX = 1000
+ENCRYPTION_KEYS_MAX = 1000
 """The largest number of keys for which an entry's payload may be encrypted, because all of them are read."""
 
 METADATA_CACHE_SIZE = 4096
@@ -89,7 +89,7 @@ MAGIC_BROKER = b"\x0e\x02"
 _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
 _BROKER_HEAD = Struct(">2sI")
-CHECKED_FROM = 6
+CHECKSUM_START = 6
 """The checksum of a client-part covers the bytes from this offset on, which follow the magic and the checksum."""
 ENTRY_HEAD_BYTES = _HEAD.size
 """The number of bytes before the metadata in a client-part."""
@@ -99,7 +99,7 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 class EntryHeader:
     """The header of an entry's client-part. `metadata` is its MessageMetadata. `payload_offset` is counted from the
-    start of the entry. `checksum` is the one written in the entry, of all bytes from CHECKED_FROM on.
+    start of the entry. `checksum` is the one written in the entry, of all bytes from CHECKSUM_START on.
     `uncompressed_size` is the size of the payload after decompression, in bytes; 0: it is not compressed. `batched`:
     the payload is a batch, of `num_messages` messages."""
 
@@ -224,7 +224,7 @@ def join_client_part(metadata: bytes, payload: bytes) -> bytes:
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
-def with_schema_version(entry: bytes, version: bytes) -> bytes:
+def copy_with_schema_version(entry: bytes, version: bytes) -> bytes:
     """Returns a copy of the client-part `entry` with another schema version in its metadata: the 8 bytes `version`.
     Raises CorruptEntry if the header is malformed; does not verify the checksum."""
     header = parse_header(entry, verify=False)
@@ -321,7 +321,7 @@ def has_valid_checksum(entry: Buffer) -> bool:
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
     except (CorruptEntry, _U32_ERROR):
         return False
-    computed: int = crc32c(memoryview(entry)[start + CHECKED_FROM :])
+    computed: int = crc32c(memoryview(entry)[start + CHECKSUM_START :])
     return bool(magic == MAGIC_CLIENT and computed == checksum)
 
 
@@ -367,7 +367,7 @@ def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -
     payload_offset = body + size
     if payload_offset > len(entry):
         raise CorruptEntry(f"client-part declares {size} bytes of metadata and has {len(entry) - body}")
-    if verify and crc32c(memoryview(entry)[start + CHECKED_FROM :]) != checksum:
+    if verify and crc32c(memoryview(entry)[start + CHECKSUM_START :]) != checksum:
         raise CorruptEntry("the checksum of the entry does not match its bytes")
     try:
         metadata = MessageMetadata.FromString(bytes(entry[body:payload_offset]))
@@ -398,8 +398,8 @@ def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -
 
 
 def _check_keys(metadata: Any) -> None:
-    if (count := len(metadata.encryption_keys)) > KEYS_MAX:
-        raise CorruptEntry(f"the entry is encrypted for {count} keys; the limit is {KEYS_MAX}")
+    if (count := len(metadata.encryption_keys)) > ENCRYPTION_KEYS_MAX:
+        raise CorruptEntry(f"the entry is encrypted for {count} keys; the limit is {ENCRYPTION_KEYS_MAX}")
     for each in metadata.encryption_keys:
         told = [text for pair in each.metadata for text in (pair.key, pair.value)]
         if not all(isinstance(text, str) for text in (each.key, metadata.encryption_algo, *told)):
@@ -473,7 +473,7 @@ def decode_message_columns_lazily(header: EntryHeader, entry: Buffer) -> tuple[
     add_fields, add_payload, known, size_at = fields.append, payloads.append, _HEADS.get, _U32.unpack_from
     end, guess = len(items), 0
     try:
-        if header.num_messages >= ALIKE_FROM:
+        if header.num_messages >= EQUAL_HEADS_FROM:
             single, alike = _alike(items, offset, header.num_messages)
             if alike is not None:
                 return [single] * header.num_messages, alike
@@ -620,7 +620,7 @@ class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
         return found
 
 
-ALIKE_FROM = 8
+EQUAL_HEADS_FROM = 8
 """From this number of messages on, a batch is tested for equal heads. For fewer messages that does not pay."""
 _CACHED_BYTES_MAX = 260
 _HEADS = _Heads()

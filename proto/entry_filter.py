@@ -2,7 +2,7 @@
 
     wanted = find_filter({"filter": "region = 'eu'"})        from the properties of a subscription; None: no filter
     judge = EntryFilter(wanted)
-    judge.find_unwanted(entry, position)     of a stored entry, as bits: bit i is set if message i is not wanted
+    judge.find_unwanted_bits(entry, position)     of a stored entry, as bits: bit i is set if message i is not wanted
     passes_filter(wanted, fields, size, metadata)            of one message that was decoded
 
 Rules
@@ -39,7 +39,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from .compression import decompress
-from .entry import PROPERTIES_LONG, Buffer, StoredEntryHead, decode_text, get_chunk_uuid
+from .entry import MANY_PROPERTIES, Buffer, StoredEntryHead, decode_text, get_chunk_uuid
 from .entry_pb2 import MessageMetadata, SingleMessageMetadata
 from .errors import CorruptEntry, InvalidRequest
 from .filters import Filter, parse_filter
@@ -55,10 +55,10 @@ JMS_SELECTOR, JMS_FILTERING = "jms.selector", "jms.filtering"
 client filters itself."""
 TAG = "tag"
 FILTER_PROPERTIES = (FILTER, TAGS, JMS_SELECTOR, JMS_FILTERING)
-VERDICTS_MAX = 8192
+CACHED_VERDICTS_MAX = 8192
 """Heads of items whose verdicts are kept, about 2 MB at most for each filter."""
 VERDICT_HEAD_BYTES_MAX = 260
-SUMMARIES_MAX = 1024
+CACHED_SUMMARIES_MAX = 1024
 """Summaries of entries whose verdicts are kept, 300 KB at most for each filter."""
 CHUNKED_MESSAGES_MAX = 1000
 """Messages in chunks whose verdicts are kept until their last chunk."""
@@ -96,7 +96,7 @@ def make_tags_filter(tags: str) -> str:
 
 def find_redriven_to(metadata: MessageMetadata, entry: Buffer, payload_offset: int) -> str:
     """Returns the property REDRIVEN_TO of a message that is alone in its entry, or of a chunk. Returns "" if the entry
-    is a batch, if the property is not among the first PROPERTIES_LONG ones, or if its value is longer than the names of
+    is a batch, if the property is not among the first MANY_PROPERTIES ones, or if its value is longer than the names of
     a topic and a subscription may be. `metadata`: the metadata of the entry, which is encoded before `payload_offset`.
     A search in those bytes comes first, because it costs less than a look at each property."""
     if (
@@ -105,7 +105,7 @@ def find_redriven_to(metadata: MessageMetadata, entry: Buffer, payload_offset: i
         or _REDRIVEN_TO not in bytes(entry[:payload_offset])
     ):
         return ""
-    for pair in islice(metadata.properties, PROPERTIES_LONG):
+    for pair in islice(metadata.properties, MANY_PROPERTIES):
         if pair.key == REDRIVEN_TO:
             value = decode_text(pair.value)
             return value if len(value) <= TEXT_MAX + NAME_BYTES_MAX else ""
@@ -212,12 +212,12 @@ class EntryFilter:
             return False
         found = self._summaries.get(summary)
         if found is None:
-            if len(self._summaries) >= SUMMARIES_MAX:
+            if len(self._summaries) >= CACHED_SUMMARIES_MAX:
                 self._summaries.clear()
             found = self._summaries[summary] = not may_match(self.filter.root, parse_summary(summary))
         return found
 
-    def find_unwanted(self, head: StoredEntryHead, entry: Buffer) -> int:
+    def find_unwanted_bits(self, head: StoredEntryHead, entry: Buffer) -> int:
         """Returns which messages of a stored entry are not wanted, as bits (bit i: message i). 0: all messages are
         wanted, or the entry cannot be read. Decompresses a batch, which may take long: the caller must ask
         `is_entry_slow_to_parse` before."""
@@ -310,7 +310,7 @@ class EntryFilter:
             _collect_properties(fields, self.filter.names, found)
         verdict = self._wants_item(fields, size, metadata, found), len(head) + size
         if len(head) <= VERDICT_HEAD_BYTES_MAX:
-            if len(self._verdicts) >= VERDICTS_MAX:
+            if len(self._verdicts) >= CACHED_VERDICTS_MAX:
                 self._verdicts.clear()
             self._verdicts[head] = verdict
         return verdict

@@ -40,10 +40,10 @@ class MagnetarError(Exception):
 _BY_CODE[1] = MagnetarError
 
 
-SAYS_LAST = "says_last"
+AWAITS_LAST_ACKS = "says_last"
 """The name of a field. A broker sets it in the error with which it closes a consumer, if it still waits for that
 consumer's last acknowledgements."""
-MESSAGE_MAX, FIELD_MAX, FIELDS_MAX = 1500, 300, 10
+MESSAGE_CHARACTERS_MAX, FIELD_CHARACTERS_MAX, ERROR_FIELDS_MAX = 1500, 300, 10
 """The longest message, the longest field, in characters, and the largest number of fields of an error that is sent. An
 error may quote the request, and gRPC allows 8 KB for it."""
 
@@ -53,8 +53,10 @@ def to_wire(error: BaseException) -> wire.Error:
     type and text. Long texts are cut, and at most FIELDS_MAX fields are sent."""
     if not isinstance(error, MagnetarError):
         error = InternalError(f"{type(error).__name__}: {error}")
-    fields = {name: _short(value, FIELD_MAX) for name, value in list(error.fields.items())[:FIELDS_MAX]}
-    return wire.Error(code=error.code, message=_short(error.message, MESSAGE_MAX), fields=fields)
+    fields = {
+        name: _short(value, FIELD_CHARACTERS_MAX) for name, value in list(error.fields.items())[:ERROR_FIELDS_MAX]
+    }
+    return wire.Error(code=error.code, message=_short(error.message, MESSAGE_CHARACTERS_MAX), fields=fields)
 
 
 def _short(text: str, limit: int) -> str:

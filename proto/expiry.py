@@ -23,17 +23,17 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from .entry import PROPERTIES_LONG, Buffer, decode_text
+from .entry import MANY_PROPERTIES, Buffer, decode_text
 from .names import parse_number
 
-EXPIRES_AT = "magnetar.expires_at"
+EXPIRES_AT_PROPERTY = "magnetar.expires_at"
 """Property of a message: the time from which on it is not delivered, in ms since the epoch."""
-EXPIRED_AT = "magnetar.expired_at"
+EXPIRED_AT_PROPERTY = "magnetar.expired_at"
 """The same property in a dead letter, which is kept until somebody looks at it."""
-RUNS_MAX = 64
+EXPIRY_RUNS_MAX = 64
 """Most runs of a batch: half a kilobyte. A producer closes a batch that would need more."""
-_NAME = EXPIRES_AT.encode()
-TIME_MAX = (1 << 63) - 1
+_NAME = EXPIRES_AT_PROPERTY.encode()
+TIME_MS_MAX = (1 << 63) - 1
 _DIGITS_MAX = 19
 
 
@@ -74,7 +74,7 @@ def parse_expires_at(value: str | None) -> int:
     """Returns the value of the property EXPIRES_AT in ms since the epoch; 0 if it is absent or no number from 1 to
     TIME_MAX."""
     found = parse_number(value) if value and len(value) <= _DIGITS_MAX else None
-    return found if found is not None and found <= TIME_MAX else 0
+    return found if found is not None and found <= TIME_MS_MAX else 0
 
 
 def find_entry_expiry(metadata: Any, entry: Buffer, payload_offset: int, *, batched: bool) -> EntryExpiry | None:
@@ -88,19 +88,19 @@ def find_entry_expiry(metadata: Any, entry: Buffer, payload_offset: int, *, batc
     if (entry if type(entry) is bytes else bytes(entry[:payload_offset])).find(_NAME, 0, payload_offset) < 0:
         return None
     at_ms = 0
-    for pair in islice(metadata.properties, PROPERTIES_LONG):
-        if pair.key == EXPIRES_AT:
+    for pair in islice(metadata.properties, MANY_PROPERTIES):
+        if pair.key == EXPIRES_AT_PROPERTY:
             at_ms = parse_expires_at(decode_text(pair.value))
     return EntryExpiry((ExpiryRun(0, 1, at_ms),), is_chunk=metadata.num_chunks_from_msg > 1) if at_ms else None
 
 
 def _of_batch(metadata: Any) -> EntryExpiry | None:
-    numbers: list[int] = list(islice(metadata.expiry_runs, 3 * RUNS_MAX + 1))
-    if len(numbers) % 3 or len(numbers) > 3 * RUNS_MAX:
+    numbers: list[int] = list(islice(metadata.expiry_runs, 3 * EXPIRY_RUNS_MAX + 1))
+    if len(numbers) % 3 or len(numbers) > 3 * EXPIRY_RUNS_MAX:
         return None
     runs, end = [], 0
     for first, count, at_ms in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
-        if first < end or count < 1 or not 0 < at_ms <= TIME_MAX:
+        if first < end or count < 1 or not 0 < at_ms <= TIME_MS_MAX:
             return None
         runs.append(ExpiryRun(first, count, at_ms))
         end = first + count
@@ -124,4 +124,4 @@ def extends_last_run(runs: list[ExpiryRun], index: int, at_ms: int) -> bool:
 
 def make_dead_letter_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Returns the properties of the copy of a message in a dead-letter topic, where it does not expire."""
-    return {EXPIRED_AT if key == EXPIRES_AT else key: value for key, value in properties.items()}
+    return {EXPIRED_AT_PROPERTY if key == EXPIRES_AT_PROPERTY else key: value for key, value in properties.items()}

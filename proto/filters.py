@@ -38,10 +38,10 @@ from typing import NamedTuple, TypeAlias
 from .errors import InvalidRequest
 
 TEXT_CHARACTERS_MAX = 4096
-TOKENS_MAX = 200
+FILTER_TOKENS_MAX = 200
 NESTING_MAX = 20
-IN_MAX = 100
-NAMES_MAX = 16
+IN_VALUES_MAX = 100
+FILTER_NAMES_MAX = 16
 LITERAL_CHARACTERS_MAX = 1024
 VALUE_CHARACTERS_MAX = 4096
 """A longer value of a property counts as absent: to search in it would cost more than the message is worth."""
@@ -56,7 +56,7 @@ SYSTEM_NAMES = frozenset(
 
 # ------------------------------------------------------------------------------------------------------ the tree
 
-Value: TypeAlias = str | int | float | bool
+FilterValue: TypeAlias = str | int | float | bool
 """Of a literal; and of a message's field: a text, or an int of the system names."""
 
 
@@ -71,7 +71,7 @@ class Name(NamedTuple):
 class Literal(NamedTuple):
     """Expression: a constant."""
 
-    value: Value
+    value: FilterValue
 
 
 Operand: TypeAlias = Name | Literal
@@ -90,7 +90,7 @@ class In(NamedTuple):
     """Expression: true if the value of the operand is one of the constants `values`."""
 
     operand: Operand
-    values: tuple[Value, ...]
+    values: tuple[FilterValue, ...]
 
 
 class Like(NamedTuple):
@@ -111,22 +111,22 @@ class IsNull(NamedTuple):
 class Not(NamedTuple):
     """Expression: the negation of `part`; the negation of unknown is unknown."""
 
-    part: Node
+    part: FilterNode
 
 
 class And(NamedTuple):
     """Expression: the conjunction of its parts; false if one is false, else unknown if one is unknown."""
 
-    parts: tuple[Node, ...]
+    parts: tuple[FilterNode, ...]
 
 
 class Or(NamedTuple):
     """Expression: the disjunction of its parts; true if one is true, else unknown if one is unknown."""
 
-    parts: tuple[Node, ...]
+    parts: tuple[FilterNode, ...]
 
 
-Node: TypeAlias = Compare | In | Like | IsNull | Not | And | Or
+FilterNode: TypeAlias = Compare | In | Like | IsNull | Not | And | Or
 
 # -------------------------------------------------------------------------------------------------------- values
 
@@ -137,7 +137,7 @@ BOOLEANS: Mapping[str, bool] = {
 """The texts of a property that are read as TRUE or FALSE."""
 
 
-def read_number(value: Value) -> int | float | None:
+def read_number(value: FilterValue) -> int | float | None:
     """Returns a value as a number. Returns None for a text that is not a number in the language's form, that is too
     long, or that a float cannot hold."""
     if not isinstance(value, str):
@@ -150,11 +150,11 @@ def read_number(value: Value) -> int | float | None:
     return number if abs(number) != float("inf") else None
 
 
-def _read_text(value: Value) -> str | None:
+def _read_text(value: FilterValue) -> str | None:
     return value if isinstance(value, str) else str(value)
 
 
-def _read_boolean(value: Value) -> bool | None:
+def _read_boolean(value: FilterValue) -> bool | None:
     return BOOLEANS.get(value) if isinstance(value, str) else None
 
 
@@ -164,7 +164,7 @@ Properties: TypeAlias = Mapping[str, str]
 SystemFields: TypeAlias = Callable[[str], str | int | None]
 """Returns the value of a name of SYSTEM_NAMES; None if the message has none."""
 Truth: TypeAlias = bool | None
-_Read: TypeAlias = Callable[[Properties, SystemFields], Value | None]
+_Read: TypeAlias = Callable[[Properties, SystemFields], FilterValue | None]
 _Decide: TypeAlias = Callable[[Properties, SystemFields], Truth]
 
 
@@ -176,7 +176,7 @@ def _make_reader(operand: Operand) -> _Read:
     if operand.is_system:
         return lambda properties, fields: fields(name)
 
-    def read(properties: Properties, fields: SystemFields) -> Value | None:
+    def read(properties: Properties, fields: SystemFields) -> FilterValue | None:
         value = properties.get(name)
         return value if value is None or len(value) <= VALUE_CHARACTERS_MAX else None
 
@@ -192,20 +192,20 @@ def _make_typed_reader(operand: Operand, beside: Operand) -> _Read:
         return read
     convert = _find_conversion(beside.value)
 
-    def read_typed(properties: Properties, fields: SystemFields) -> Value | None:
+    def read_typed(properties: Properties, fields: SystemFields) -> FilterValue | None:
         value = read(properties, fields)
         return None if value is None else convert(value)
 
     return read_typed
 
 
-def _find_conversion(value: Value) -> Callable[[Value], Value | None]:
+def _find_conversion(value: FilterValue) -> Callable[[FilterValue], FilterValue | None]:
     if isinstance(value, bool):
         return _read_boolean
     return _read_text if isinstance(value, str) else read_number
 
 
-def compare_values(operator: str, left: Value, right: Value) -> Truth:
+def compare_values(operator: str, left: FilterValue, right: FilterValue) -> Truth:
     """Returns the result of `left operator right` for an operator of `Compare`; None (NULL) if the types of the two
     values differ."""
     if isinstance(left, bool) is not isinstance(right, bool):
@@ -322,7 +322,7 @@ def _make_junction(node: And | Or) -> _Decide:
     return decide_parts
 
 
-def _make_decision(node: Node) -> _Decide:
+def _make_decision(node: FilterNode) -> _Decide:
     if isinstance(node, Compare):
         return _make_comparison(node)
     if isinstance(node, In):
@@ -342,7 +342,7 @@ class Filter:
 
     __slots__ = ("_decide", "names", "root", "system_names", "text")
 
-    def __init__(self, text: str, root: Node, names: frozenset[Name]) -> None:
+    def __init__(self, text: str, root: FilterNode, names: frozenset[Name]) -> None:
         self.text = text
         self.root = root
         self.names = frozenset(each.name for each in names if not each.is_system)
@@ -396,8 +396,8 @@ def _split(text: str) -> list[_Token]:
             if len(part) > LITERAL_CHARACTERS_MAX:
                 raise _make_error(f"a text has {len(part)} characters: at most {LITERAL_CHARACTERS_MAX}", at)
             tokens.append(_Token(kind, part, at))
-            if len(tokens) > TOKENS_MAX:
-                raise _make_error(f"the filter has more than {TOKENS_MAX} words and signs", at)
+            if len(tokens) > FILTER_TOKENS_MAX:
+                raise _make_error(f"the filter has more than {FILTER_TOKENS_MAX} words and signs", at)
         at = found.end()
     tokens.append(_Token("end", "", len(text)))
     return tokens
@@ -424,7 +424,7 @@ class _Parser:
         self._depth = 0
         self.names: set[Name] = set()
 
-    def parse(self) -> Node:
+    def parse(self) -> FilterNode:
         if self._token.kind == "end":
             raise _make_error("the filter is empty", 0)
         root = self._parse_or()
@@ -459,19 +459,19 @@ class _Parser:
         return _make_error(f"{wanted} is expected, not {found}", token.position)
 
     # ------------------------------------------------------------------ logic
-    def _parse_or(self) -> Node:
+    def _parse_or(self) -> FilterNode:
         parts = [self._parse_and()]
         while self._accept("OR"):
             parts.append(self._parse_and())
         return parts[0] if len(parts) == 1 else Or(tuple(parts))
 
-    def _parse_and(self) -> Node:
+    def _parse_and(self) -> FilterNode:
         parts = [self._parse_not()]
         while self._accept("AND"):
             parts.append(self._parse_not())
         return parts[0] if len(parts) == 1 else And(tuple(parts))
 
-    def _parse_not(self) -> Node:
+    def _parse_not(self) -> FilterNode:
         position = self._token.position
         opening = self._accept("NOT", "(")
         if not opening:
@@ -480,7 +480,7 @@ class _Parser:
         if self._depth > NESTING_MAX:
             raise _make_error(f"NOT and brackets are nested more than {NESTING_MAX} deep", position)
         if opening == "NOT":
-            node: Node = Not(self._parse_not())
+            node: FilterNode = Not(self._parse_not())
         else:
             node = self._parse_or()
             self._expect(")")
@@ -488,7 +488,7 @@ class _Parser:
         return node
 
     # ------------------------------------------------------------------ predicates
-    def _parse_predicate(self) -> Node:
+    def _parse_predicate(self) -> FilterNode:
         position = self._token.position
         operand = self._parse_operand()
         if self._token.kind == "sign" and self._token.text in _COMPARISONS:
@@ -511,10 +511,10 @@ class _Parser:
         return Compare("=", operand, Literal(True))
 
     @staticmethod
-    def _negate(node: Node, negated: str) -> Node:
+    def _negate(node: FilterNode, negated: str) -> FilterNode:
         return Not(node) if negated else node
 
-    def _parse_comparison(self, left: Operand) -> Node:
+    def _parse_comparison(self, left: Operand) -> FilterNode:
         sign = self._take()
         right = self._parse_operand()
         ordered = sign.text not in ("=", "<>", "!=")
@@ -526,7 +526,7 @@ class _Parser:
             return self._negate(Compare("=", left, right), sign.text.strip("="))
         return Compare(sign.text, left, right) if "<" in sign.text else Compare("<" + sign.text[1:], right, left)
 
-    def _parse_between(self, operand: Operand) -> Node:
+    def _parse_between(self, operand: Operand) -> FilterNode:
         position = self._token.position
         low = self._parse_number()
         self._expect("AND")
@@ -535,17 +535,17 @@ class _Parser:
             raise _make_error(f"BETWEEN {low} AND {high} is empty: the smaller number comes first", position)
         return And((Compare("<=", Literal(low), operand), Compare("<=", operand, Literal(high))))
 
-    def _parse_in(self, operand: Operand) -> Node:
+    def _parse_in(self, operand: Operand) -> FilterNode:
         self._expect("(")
         values = [self._parse_literal()]
         while self._accept(","):
             values.append(self._parse_literal())
-            if len(values) > IN_MAX:
-                raise _make_error(f"IN has more than {IN_MAX} values", self._token.position)
+            if len(values) > IN_VALUES_MAX:
+                raise _make_error(f"IN has more than {IN_VALUES_MAX} values", self._token.position)
         self._expect(")")
         return In(operand, tuple(values))
 
-    def _parse_search(self, operand: Operand, search: str) -> Node:
+    def _parse_search(self, operand: Operand, search: str) -> FilterNode:
         token = self._take()
         if token.kind != "text":
             self._at -= token.kind != "end"
@@ -579,11 +579,11 @@ class _Parser:
             )
         name = Name(token.text, token.kind == "word" and token.text in SYSTEM_NAMES)
         self.names.add(name)
-        if len(self.names) > NAMES_MAX:
-            raise _make_error(f"the filter has more than {NAMES_MAX} names", token.position)
+        if len(self.names) > FILTER_NAMES_MAX:
+            raise _make_error(f"the filter has more than {FILTER_NAMES_MAX} names", token.position)
         return name
 
-    def _parse_literal(self) -> Value:
+    def _parse_literal(self) -> FilterValue:
         token = self._token
         if token.kind == "text":
             return self._take().text
@@ -605,7 +605,7 @@ class _Parser:
         return number
 
 
-def _kind(value: Value) -> type:
+def _kind(value: FilterValue) -> type:
     return type(value) if isinstance(value, bool | str) else float
 
 

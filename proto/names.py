@@ -71,7 +71,7 @@ NAME_BYTES_MAX = 255
 TEXT_MAX = 4 * NAME_BYTES_MAX + 20
 """The longest whole name, in characters. A longer one is neither parsed nor quoted."""
 
-LONG_MAX = (1 << 63) - 1
+INT64_MAX = (1 << 63) - 1
 
 REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
 REDELIVERY_COUNT, DEAD_LETTER_REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
@@ -89,14 +89,14 @@ partition, `/`, and the subscription. It holds in that topic alone, so a copy in
 look for it in the head of an entry: such a message is alone in its entry, or in chunks (proto/entry_filter.py)."""
 FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE = "fair.by-key", "fair.max-in-flight-per-key", "fair.rate-per-key"
 """Properties of a Shared subscription whose keys take turns, and their limits."""
-FAIR = (FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE)
-OF_ORIGIN = (REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID)
+FAIRNESS_PROPERTIES = (FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE)
+ORIGIN_PROPERTIES = (REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID)
 ERROR, ERROR_MESSAGE, ERROR_TRACEBACK = "ERROR", "ERROR_MESSAGE", "ERROR_TRACEBACK"
 ERROR_ATTEMPTS, ERROR_CONSUMER = "ERROR_ATTEMPTS", "ERROR_CONSUMER"
 """Properties of dead letters: the class of the last error, its text, its traceback, how often the message was given
 back, and the consumer that gave it back last."""
-OF_ERROR = (ERROR, ERROR_MESSAGE, ERROR_TRACEBACK, ERROR_ATTEMPTS, ERROR_CONSUMER)
-OF_FAILURES = (REDELIVERY_COUNT, DEAD_LETTER_REASON, RECONSUME_TIMES, DELAY_TIME, *OF_ERROR)
+ERROR_PROPERTIES = (ERROR, ERROR_MESSAGE, ERROR_TRACEBACK, ERROR_ATTEMPTS, ERROR_CONSUMER)
+FAILURE_PROPERTIES = (REDELIVERY_COUNT, DEAD_LETTER_REASON, RECONSUME_TIMES, DELAY_TIME, *ERROR_PROPERTIES)
 REDRIVEN_DIGITS_MAX = 9
 
 
@@ -116,7 +116,7 @@ def make_redriven_properties(
     `letter`: the properties of the letter; `letter_id`: its id. `is_retry`: the copy goes to a retry-letter topic,
     whose consumers need the origin of the letter. `only_to`: the value of REDRIVEN_TO; "": every subscription gets the
     copy."""
-    gone = (*OF_FAILURES, REDRIVEN_TO) if is_retry else (*OF_FAILURES, *OF_ORIGIN, REDRIVEN_TO)
+    gone = (*FAILURE_PROPERTIES, REDRIVEN_TO) if is_retry else (*FAILURE_PROPERTIES, *ORIGIN_PROPERTIES, REDRIVEN_TO)
     kept = {REDRIVEN_TO: only_to} if only_to else {}
     kept |= {name: value for name, value in letter.items() if name not in gone}
     if origin := letter.get(REDRIVEN_ORIGIN) or letter.get(ORIGIN_MESSAGE_ID):
@@ -320,14 +320,14 @@ class Position(NamedTuple):
 
 
 EARLIEST = Position(-1, -1)
-LATEST = Position(LONG_MAX, LONG_MAX)
+LATEST = Position(INT64_MAX, INT64_MAX)
 
 
 DEAD_LETTERS, RETRIES = "-DLQ", "-RETRY"
 """Suffixes of the default names of dead-letter topics and retry-letter topics."""
 LETTER_TOPIC_BYTES_MAX = NAME_BYTES_MAX - len("-partition-9999")
 """The longest default name of a letter topic, in bytes: the topic may be made with partitions."""
-LETTER_SUBSCRIPTION_BYTES = 100
+LETTER_SUBSCRIPTION_BYTES_MAX = 100
 """Bytes of the subscription in a shortened name of a letter topic."""
 SHORTENED_DIGITS = 20
 """The fewest hexadecimal digits of a hash in a shortened name: 80 bits."""
@@ -353,7 +353,7 @@ def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str) -> 
     `<topic>` (`find_retried_topic`)."""
     local, room = topic.local, LETTER_TOPIC_BYTES_MAX - len(RETRIES) - 1
     if len(f"{local}{subscription}".encode("utf-8", "surrogatepass")) > room:
-        subscription = shorten_name(subscription, LETTER_SUBSCRIPTION_BYTES)
+        subscription = shorten_name(subscription, LETTER_SUBSCRIPTION_BYTES_MAX)
         local = shorten_name(local, room - len(subscription.encode("utf-8", "surrogatepass")))
     return TopicName.parse(replace(topic.base, local=f"{local}-{subscription}{suffix}").full)
 
@@ -373,7 +373,7 @@ def find_retried_topic(topic: TopicName, subscription: str) -> TopicName:
 
 
 def _letter_ending(topic: TopicName, subscription: str, suffix: str) -> str:
-    for each in (subscription, shorten_name(subscription, LETTER_SUBSCRIPTION_BYTES)):
+    for each in (subscription, shorten_name(subscription, LETTER_SUBSCRIPTION_BYTES_MAX)):
         if topic.local.endswith(ending := f"-{each}{suffix}"):
             return ending
     return ""
@@ -408,7 +408,7 @@ class MessageId:
         if text in ("earliest", "latest"):
             return cls(*(EARLIEST if text == "earliest" else LATEST))
         found = _TEXT_ID.match(text)
-        if found is None or max(abs(int(found[1])), abs(int(found[2]))) > LONG_MAX:
+        if found is None or max(abs(int(found[1])), abs(int(found[2]))) > INT64_MAX:
             raise InvalidName(f"{text!r} is not a message id LEDGER:ENTRY[:PARTITION[:BATCH]]", name=text)
         return cls(int(found[1]), int(found[2]), int(found[3] or -1), int(found[4] or -1))
 

@@ -155,16 +155,16 @@ def make_topic_rule(permission: Permission, field: str = "name", subscription: s
 
 
 # ------------------------------------------------------------------------------------ what callers need
-OPERATE = PermissionRule(Permission.OPERATE)
-NAMESPACE = PermissionRule(Permission.MANAGE, PermissionScope.NAMESPACE, "name")
-SHOWN = PermissionRule(Permission.SHOWN, PermissionScope.NAMESPACE, "namespace")
-MANAGE = make_topic_rule(Permission.MANAGE)
-LOOKUP = make_topic_rule(Permission.LOOKUP)
-CONSUME = make_topic_rule(Permission.CONSUME, "topic")
-SUBSCRIPTION = make_topic_rule(Permission.CONSUME, "topic", "name")
-OF_TOPIC_FIELD = make_topic_rule(Permission.MANAGE, "topic")
-SCHEMA = make_topic_rule(Permission.LOOKUP, "topic")
-PLACE = PermissionRule(Permission.MANAGE, PermissionScope.PLACE)
+OPERATE_RULE = PermissionRule(Permission.OPERATE)
+NAMESPACE_RULE = PermissionRule(Permission.MANAGE, PermissionScope.NAMESPACE, "name")
+SHOWN_RULE = PermissionRule(Permission.SHOWN, PermissionScope.NAMESPACE, "namespace")
+MANAGE_RULE = make_topic_rule(Permission.MANAGE)
+LOOKUP_RULE = make_topic_rule(Permission.LOOKUP)
+CONSUME_RULE = make_topic_rule(Permission.CONSUME, "topic")
+SUBSCRIPTION_RULE = make_topic_rule(Permission.CONSUME, "topic", "name")
+TOPIC_FIELD_RULE = make_topic_rule(Permission.MANAGE, "topic")
+SCHEMA_RULE = make_topic_rule(Permission.LOOKUP, "topic")
+PLACE_RULE = PermissionRule(Permission.MANAGE, PermissionScope.PLACE)
 
 
 def _topic(name: str, rule: PermissionRule, **faces: Any) -> Operation[Any]:
@@ -178,13 +178,13 @@ LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
     routes=(HttpRoute("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),),
     cli=CliVerb("tenants list", "Names of all tenants.", "Names of all tenants.", "-o json", empty="no tenants"),
 )  # fmt: skip
-CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
+CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE_RULE)
 GET_TENANT: Operation[values.TenantInfo] = Operation(
     "GetTenant", PermissionRule(Permission.MANAGE, PermissionScope.TENANT, "name"), method="tenant",
     help="Returns the settings of a tenant. Raises TenantNotFound.",
 )  # fmt: skip
-UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
-DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
+UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE_RULE)
+DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE_RULE)
 
 # ------------------------------------------------------------------------------------ namespaces
 LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
@@ -193,17 +193,20 @@ LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
         "GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]"
     ),),
 )  # fmt: skip
-CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE)
+CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE_RULE)
 GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation(
-    "GetNamespace", NAMESPACE, method="namespace", help="Returns the settings of a namespace. Raises NamespaceNotFound."
+    "GetNamespace",
+    NAMESPACE_RULE,
+    method="namespace",
+    help="Returns the settings of a namespace. Raises NamespaceNotFound.",
 )
-UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
+UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE_RULE)
 DELETE_NAMESPACE: Operation[None] = Operation(
-    "DeleteNamespace", NAMESPACE, takes=(RequestField("force", bool, "Delete its topics too."),),
+    "DeleteNamespace", NAMESPACE_RULE, takes=(RequestField("force", bool, "Delete its topics too."),),
     method="delete_namespace", help="Deletes a namespace. Busy: it has topics, which `force` deletes too.",
     routes=(HttpRoute("DELETE", "", "Deletes a namespace; with `force` its topics first."),),
 )  # fmt: skip
-UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE, takes=(
+UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE_RULE, takes=(
     RequestField("destination", str, "The broker that gets the bundles: its name or address."),
 ), routes=(
     HttpRoute("PUT", "{N}/unload", "Brokers give its topics back; the next look-up loads them."),
@@ -211,21 +214,21 @@ UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPER
          "`destination`; `destinationBroker` is not looked at.", name="unload_bundle",
          parts=(PathPart("bundle", "bundle"),)),
 ))  # fmt: skip
-GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE)
-CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE, routes=(
+GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE_RULE)
+CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE_RULE, routes=(
     HttpRoute("DELETE", "{N}/permissions/{role}", "Revokes what a role was granted.", name="revoke_on_namespace",
          parts=(PathPart("role", "revoke"),)),
     HttpRoute("DELETE", "{T}/permissions/{role}", "Revokes what a role was granted on the topic.",
     name="revoke_on_topic",
          parts=(PathPart("role", "revoke"),)),
 ))  # fmt: skip
-GET_POLICIES: Operation[str] = Operation("GetPolicies", PLACE)
-CHANGE_POLICIES: Operation[None] = Operation("ChangePolicies", PLACE)
-GET_PROPERTIES: Operation[dict[str, str]] = Operation("GetProperties", PLACE, routes=(
+GET_POLICIES: Operation[str] = Operation("GetPolicies", PLACE_RULE)
+CHANGE_POLICIES: Operation[None] = Operation("ChangePolicies", PLACE_RULE)
+GET_PROPERTIES: Operation[dict[str, str]] = Operation("GetProperties", PLACE_RULE, routes=(
     HttpRoute("GET", "{N}/properties", "What users noted of the namespace.", answer="{key: value}", name="properties"),
     HttpRoute("GET", "{T}/properties", "What users noted of the topic.", answer="{key: value}", name="properties"),
 ))  # fmt: skip
-CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE, routes=(
+CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE_RULE, routes=(
     HttpRoute("PUT", "{N}/properties", "These are noted; others stay.", name="set_properties", body=("set",
     "{key: value}")),
     HttpRoute("DELETE", "{N}/properties", "None is left.", name="clear_properties", fixed=(("clear", True),)),
@@ -234,28 +237,28 @@ CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE, routes
 ))  # fmt: skip
 
 # ------------------------------------------------------------------------------------ topics
-LIST_TOPICS: Operation[tuple[str, ...]] = Operation("ListTopics", SHOWN)
+LIST_TOPICS: Operation[tuple[str, ...]] = Operation("ListTopics", SHOWN_RULE)
 CREATE_TOPIC: Operation[None] = Operation(
-    "CreateTopic", MANAGE, takes=(RequestField("partitions", int, "0: not partitioned (default)."),),
+    "CreateTopic", MANAGE_RULE, takes=(RequestField("partitions", int, "0: not partitioned (default)."),),
     method="create_topic",
     help="Creates a topic. `partitions` 0: not partitioned. AlreadyExists.",
 )  # fmt: skip
-UPDATE_TOPIC: Operation[None] = Operation("UpdateTopic", MANAGE)
-DELETE_TOPIC: Operation[None] = Operation("DeleteTopic", MANAGE)
-CHECK_DELETE: Operation[int] = Operation("CheckDelete", MANAGE)
-PARTITIONS: Operation[int] = Operation("Partitions", SCHEMA, service="Broker", of_reply="partitions")
-LOOKUP_TOPIC: Operation[str] = Operation("Lookup", SCHEMA, service="Broker", of_reply="owner")
+UPDATE_TOPIC: Operation[None] = Operation("UpdateTopic", MANAGE_RULE)
+DELETE_TOPIC: Operation[None] = Operation("DeleteTopic", MANAGE_RULE)
+CHECK_DELETE: Operation[int] = Operation("CheckDelete", MANAGE_RULE)
+PARTITIONS: Operation[int] = Operation("Partitions", SCHEMA_RULE, service="Broker", of_reply="partitions")
+LOOKUP_TOPIC: Operation[str] = Operation("Lookup", SCHEMA_RULE, service="Broker", of_reply="owner")
 OFFSETS: Operation[values.TopicOffsets] = _topic(
     "Offsets", make_topic_rule(Permission.CONSUME, "topic", "subscription"), service="Broker"
 )
-TOPIC_STATS: Operation[values.TopicStats] = _topic("TopicStats", LOOKUP)
-NAMESPACE_STATS: Operation[values.NamespaceStats] = Operation("NamespaceStats", SHOWN)
+TOPIC_STATS: Operation[values.TopicStats] = _topic("TopicStats", LOOKUP_RULE)
+NAMESPACE_STATS: Operation[values.NamespaceStats] = Operation("NamespaceStats", SHOWN_RULE)
 TOPIC_INTERNAL_STATS: Operation[values.TopicInternalStats] = _topic(
-    "TopicInternalStats", LOOKUP, method="topic_internal_stats",
+    "TopicInternalStats", LOOKUP_RULE, method="topic_internal_stats",
     help="The log of one partition: its ledgers, positions and replication.",
 )  # fmt: skip
 UNLOAD_TOPIC: Operation[None] = _topic(
-    "UnloadTopic", MANAGE, method="unload_topic",
+    "UnloadTopic", MANAGE_RULE, method="unload_topic",
     help="Unloads a topic: its owner closes it, and the next use opens it again.",
     routes=(HttpRoute("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),),
     cli=CliVerb(
@@ -264,7 +267,7 @@ UNLOAD_TOPIC: Operation[None] = _topic(
     ),
 )  # fmt: skip
 TRIM_TOPIC: Operation[None] = _topic(
-    "TrimTopic", MANAGE, method="trim_topic",
+    "TrimTopic", MANAGE_RULE, method="trim_topic",
     help="Deletes the ledgers that no subscription and no retention needs, now.",
     routes=(HttpRoute("POST", "/trim",
     "Deletes what every subscription has acknowledged and retention does not keep."),),
@@ -275,7 +278,7 @@ TRIM_TOPIC: Operation[None] = _topic(
     ),
 )  # fmt: skip
 TRUNCATE_TOPIC: Operation[None] = _topic(
-    "TruncateTopic", MANAGE, method="truncate_topic",
+    "TruncateTopic", MANAGE_RULE, method="truncate_topic",
     help="Acknowledges everything for every subscription, and deletes all ledgers but the one that is written.",
     routes=(HttpRoute("DELETE", "/truncate", "Acknowledges everything and deletes what nothing else holds."),),
     cli=CliVerb(
@@ -287,10 +290,10 @@ TRUNCATE_TOPIC: Operation[None] = _topic(
 NO_LEDGER = (1 << 62) - 1
 """The ledger that a decision about lost outcomes names in SKIP_LOST: a broker that knows no such decision refuses it,
 and skips nothing."""
-SKIP_LOST: Operation[values.SkippedLost] = _topic("SkipLost", OF_TOPIC_FIELD)
-TERMINATE_TOPIC: Operation[Any] = _topic("TerminateTopic", MANAGE)
+SKIP_LOST: Operation[values.SkippedLost] = _topic("SkipLost", TOPIC_FIELD_RULE)
+TERMINATE_TOPIC: Operation[Any] = _topic("TerminateTopic", MANAGE_RULE)
 COMPACT: Operation[None] = _topic(
-    "Compact", MANAGE, method="compact", help="Starts a compaction. Busy: one is running.",
+    "Compact", MANAGE_RULE, method="compact", help="Starts a compaction. Busy: one is running.",
     routes=(HttpRoute("PUT", "/compaction", "Starts a compaction."),),
     cli=CliVerb(
         "topics compact", "Keep the latest message of each key, for who reads compacted.",
@@ -299,15 +302,15 @@ COMPACT: Operation[None] = _topic(
     ),
 )  # fmt: skip
 COMPACTION_STATUS: Operation[values.CompactionStatus] = _topic(
-    "CompactionStatus", MANAGE, method="compaction_status",
+    "CompactionStatus", MANAGE_RULE, method="compaction_status",
     help="Returns the last compaction of one partition, and the compacted ledger that is read now.",
 )  # fmt: skip
 LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", make_topic_rule(Permission.CONSUME))
-MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
-BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME)
-GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME)
+MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME_RULE)
+BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME_RULE)
+GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME_RULE)
 TRACE_MESSAGE: Operation[values.MessageTrace] = _topic(
-    "TraceMessage", CONSUME, method="trace_message",
+    "TraceMessage", CONSUME_RULE, method="trace_message",
     takes=(
         RequestField("ledger_id", int, "Of its id."), RequestField("entry_id", int, "Of its id."),
         RequestField("batch_index", int, "Of its id; -1: the whole entry."),
@@ -323,8 +326,8 @@ CANCEL_DELAYED: Operation[values.CancelledMessage] = _topic(
     ),
     help="Acknowledges a delayed message for every subscription. NotAllowed: one of them has got it, or it is due.",
 )  # fmt: skip
-FIND_MESSAGES: Operation[values.FoundMessages] = _topic("FindMessages", CONSUME)
-EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
+FIND_MESSAGES: Operation[values.FoundMessages] = _topic("FindMessages", CONSUME_RULE)
+EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME_RULE)
 
 # ------------------------------------------------------------------------------------ schedules
 _PRODUCE = make_topic_rule(Permission.PRODUCE, "topic")
@@ -363,9 +366,9 @@ LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
         empty="no subscriptions of {place}",
     ),
 )  # fmt: skip
-CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
+CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION_RULE)
 DELETE_SUBSCRIPTION: Operation[None] = _topic(
-    "DeleteSubscription", SUBSCRIPTION, takes=(RequestField("force", bool, "Although consumers are connected."),),
+    "DeleteSubscription", SUBSCRIPTION_RULE, takes=(RequestField("force", bool, "Although consumers are connected."),),
     method="delete_subscription", help="Deletes a subscription. Busy: it has consumers, which `force` overrides.",
     routes=(HttpRoute(
         "DELETE", "/subscription/{subscription}",
@@ -378,16 +381,16 @@ DELETE_SUBSCRIPTION: Operation[None] = _topic(
     ),
 )  # fmt: skip
 GET_SUBSCRIPTION_PROPERTIES: Operation[dict[str, str]] = _topic(
-    "GetSubscriptionProperties", SUBSCRIPTION, of_reply="properties", method="subscription_properties",
+    "GetSubscriptionProperties", SUBSCRIPTION_RULE, of_reply="properties", method="subscription_properties",
     help="The properties, name to value.",
 )  # fmt: skip
-SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION, routes=(
+SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION_RULE, routes=(
     HttpRoute("PUT", "{S}/properties", "These properties and no others.", name="set_properties",
          body=("properties", "{name: value}")),
     HttpRoute("DELETE", "{S}/properties", "No properties.", name="clear_properties", fixed=(("properties", {}),)),
 ))  # fmt: skip
 SET_SUBSCRIPTION_FILTER: Operation[None] = _topic(
-    "SetSubscriptionFilter", SUBSCRIPTION, method="set_subscription_filter",
+    "SetSubscriptionFilter", SUBSCRIPTION_RULE, method="set_subscription_filter",
     takes=(RequestField("filter", str, "An expression over the properties of messages. Empty: none."),),
     help="Sets the filter of a subscription, for what is not acknowledged. Busy: consumers are connected.",
     routes=(HttpRoute(
@@ -402,7 +405,7 @@ SET_SUBSCRIPTION_FILTER: Operation[None] = _topic(
     ),
 )  # fmt: skip
 GET_SUBSCRIPTION_FILTER: Operation[values.SubscriptionFilterState] = _topic(
-    "GetSubscriptionFilter", SUBSCRIPTION, method="subscription_filter",
+    "GetSubscriptionFilter", SUBSCRIPTION_RULE, method="subscription_filter",
     help="Returns the filter of a subscription of one partition, and what it has done there.",
     routes=(HttpRoute(
         "GET", "{S}/filter", "Its filter, and what it has done.", answer="SubscriptionFilterState",
@@ -416,7 +419,7 @@ GET_SUBSCRIPTION_FILTER: Operation[values.SubscriptionFilterState] = _topic(
     ),
 )  # fmt: skip
 TRY_FILTER: Operation[values.FilterTrial] = _topic(
-    "TryFilter", CONSUME, method="try_filter",
+    "TryFilter", CONSUME_RULE, method="try_filter",
     takes=(
         RequestField("filter", str, "An expression over the properties of messages."),
         RequestField("messages", int, "The newest so many: 1 to 10,000. 0: 1,000."),
@@ -430,27 +433,27 @@ TRY_FILTER: Operation[values.FilterTrial] = _topic(
         """orders --filter "region = 'eu'\"""",
     ),
 )  # fmt: skip
-RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION, routes=(
+RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION_RULE, routes=(
     HttpRoute("POST", "{S}/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412,
          name="reset_to_time", parts=(PathPart("milliseconds", "publish_time_ms", "the time in milliseconds"),)),
 ))  # fmt: skip
 ADVANCE_SUBSCRIPTION: Operation[None] = _topic(
     "AdvanceSubscription", make_topic_rule(Permission.CONSUME, "topic", "subscription"), service="Broker"
 )
-SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION, routes=(
+SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION_RULE, routes=(
     HttpRoute("POST", "{S}/skip_all", "The whole backlog counts as acknowledged.", name="skip_all",
          fixed=(("messages", -1),)),
 ))  # fmt: skip
 _AGE = (PathPart("seconds", "older_than_s", "the age in seconds", 1),)
-EXPIRE_MESSAGES: Operation[int] = _topic("ExpireMessages", SUBSCRIPTION, routes=(
+EXPIRE_MESSAGES: Operation[int] = _topic("ExpireMessages", SUBSCRIPTION_RULE, routes=(
     HttpRoute("POST", "{S}/expireMessages/{seconds}", "What is older counts as acknowledged.", name="expire",
     parts=_AGE),
     HttpRoute("POST", "{T}/all_subscription/expireMessages/{seconds}", "The same of every subscription.",
          name="expire_all", parts=_AGE),
 ))  # fmt: skip
-PEEK_MESSAGES: Operation[Any] = _topic("PeekMessages", SUBSCRIPTION)
+PEEK_MESSAGES: Operation[Any] = _topic("PeekMessages", SUBSCRIPTION_RULE)
 ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic(
-    "AnalyzeBacklog", SUBSCRIPTION, method="analyze_backlog",
+    "AnalyzeBacklog", SUBSCRIPTION_RULE, method="analyze_backlog",
     help="Counts the backlog of one partition message by message.",
     cli=CliVerb(
         "topics analyze-backlog", "What a subscription has left, exactly.",
@@ -460,27 +463,27 @@ ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic(
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------ schemas
-GET_SCHEMA: Operation[values.TopicSchema] = Operation("GetSchema", SCHEMA, service="Broker")
+GET_SCHEMA: Operation[values.TopicSchema] = Operation("GetSchema", SCHEMA_RULE, service="Broker")
 LIST_SCHEMAS: Operation[tuple[values.TopicSchema, ...]] = Operation(
-    "ListSchemas", LOOKUP, method="schemas",
+    "ListSchemas", LOOKUP_RULE, method="schemas",
     help="The versions that are not deleted, in their order. SchemaNotFound: there is none.",
 )  # fmt: skip
 PUT_SCHEMA: Operation[int] = Operation("PutSchema", make_topic_rule(Permission.PRODUCE, "topic"), of_reply="version")
-FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA, of_reply="version")
-TEST_SCHEMA: Operation[values.SchemaTest] = Operation("TestSchema", OF_TOPIC_FIELD)
-DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", MANAGE, of_reply="version")
+FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA_RULE, of_reply="version")
+TEST_SCHEMA: Operation[values.SchemaTest] = Operation("TestSchema", TOPIC_FIELD_RULE)
+DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", MANAGE_RULE, of_reply="version")
 
 # ------------------------------------------------------------------------------------ transactions
 LIST_TRANSACTIONS: Operation[values.CoordinatorTransactions] = Operation(
-    "ListTransactions", OPERATE, AnsweringBroker.COORDINATOR
+    "ListTransactions", OPERATE_RULE, AnsweringBroker.COORDINATOR
 )
 ABORT_TRANSACTION: Operation[TxnState] = Operation(
-    "AbortTransaction", OPERATE, AnsweringBroker.COORDINATOR, of_reply="state"
+    "AbortTransaction", OPERATE_RULE, AnsweringBroker.COORDINATOR, of_reply="state"
 )
-DETACH_TRANSACTION: Operation[None] = Operation("DetachTransaction", OPERATE, AnsweringBroker.COORDINATOR)
-LIST_HALVES: Operation[values.CoordinatorHalves] = Operation("ListHalves", OPERATE, AnsweringBroker.COORDINATOR)
+DETACH_TRANSACTION: Operation[None] = Operation("DetachTransaction", OPERATE_RULE, AnsweringBroker.COORDINATOR)
+LIST_HALVES: Operation[values.CoordinatorHalves] = Operation("ListHalves", OPERATE_RULE, AnsweringBroker.COORDINATOR)
 _HALF = "/admin/v3/transactions/halves/{most}/{least}"
-CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE, AnsweringBroker.COORDINATOR, routes=(
+CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE_RULE, AnsweringBroker.COORDINATOR, routes=(
     HttpRoute("POST", _HALF + "/park", "Its group is not asked any more: an operator decides. 409: it is decided.",
          name="park", fixed=(("verb", "PARK"),)),
     HttpRoute("POST", _HALF + "/revive", "Its group is asked again, at once, as of a new one. 409: it is decided.",
@@ -490,25 +493,25 @@ CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE, AnsweringBroker.
     HttpRoute("POST", _HALF + "/rollback", "Drops it, parked or not. Once more is no harm. 409: it is committed.",
          name="rollback", fixed=(("verb", "ROLLBACK"),)),
 ))  # fmt: skip
-TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction", OF_TOPIC_FIELD)
+TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction", TOPIC_FIELD_RULE)
 
 # ------------------------------------------------------------------------------------ the cluster
-LIST_BROKERS: Operation[tuple[values.BrokerInfo, ...]] = Operation("ListBrokers", OPERATE)
+LIST_BROKERS: Operation[tuple[values.BrokerInfo, ...]] = Operation("ListBrokers", OPERATE_RULE)
 _BROKER = (PathPart("broker", "name"),)
-DRAIN_BROKER: Operation[None] = Operation("DrainBroker", OPERATE, routes=(
+DRAIN_BROKER: Operation[None] = Operation("DrainBroker", OPERATE_RULE, routes=(
     HttpRoute("PUT", "/admin/v3/brokers/{broker}/drain",
     "It gives what it owns to others until that is ended, also after a"
          " restart.", parts=_BROKER),
 ))  # fmt: skip
-UNDRAIN_BROKER: Operation[None] = Operation("UndrainBroker", OPERATE, routes=(
+UNDRAIN_BROKER: Operation[None] = Operation("UndrainBroker", OPERATE_RULE, routes=(
     HttpRoute("DELETE", "/admin/v3/brokers/{broker}/drain", "It gets bundles again.", parts=_BROKER),
 ))  # fmt: skip
-FORGET_BROKER: Operation[None] = Operation("ForgetBroker", OPERATE, routes=(
+FORGET_BROKER: Operation[None] = Operation("ForgetBroker", OPERATE_RULE, routes=(
     HttpRoute("DELETE", "/admin/v3/brokers/{broker}", "One that died will not come back: it is not shown any more.",
               parts=_BROKER),
 ))  # fmt: skip
 LIST_BUNDLES: Operation[values.BundlePage] = Operation(
-    "ListBundles", OPERATE, method="list_bundles",
+    "ListBundles", OPERATE_RULE, method="list_bundles",
     takes=(RequestField("namespace", str, "Only those of this one."),
            RequestField("here", bool, "Of the broker that is asked alone.")),
     help="Returns the bundles that brokers own, and what flows there. `namespace`: only those of this one.",
@@ -516,7 +519,7 @@ LIST_BUNDLES: Operation[values.BundlePage] = Operation(
                  answer="BundlePage"),),
 )  # fmt: skip
 BALANCE_BROKERS: Operation[values.Balance] = Operation(
-    "BalanceBrokers", OPERATE, method="balance_brokers",
+    "BalanceBrokers", OPERATE_RULE, method="balance_brokers",
     takes=(RequestField("dry_run", bool, "Move nothing: show what would move."),),
     help="Moves bundles from brokers that carry much to those that carry little. `dry_run`: only says which.",
     routes=(HttpRoute("PUT", "/admin/v3/brokers/balance", "Bundles move to the brokers that carry little.",
@@ -528,9 +531,9 @@ BALANCE_BROKERS: Operation[values.Balance] = Operation(
         "before and after: messages and KiB a second, in and out, and a tenth for each topic.", "--dry-run",
     ),
 )  # fmt: skip
-MEASURE_LOAD: Operation[values.MeasuredLoad] = Operation("MeasureLoad", OPERATE)
+MEASURE_LOAD: Operation[values.MeasuredLoad] = Operation("MeasureLoad", OPERATE_RULE)
 BALANCE_STATUS: Operation[values.BalanceStatus] = Operation(
-    "BalanceStatus", OPERATE, method="balance_status",
+    "BalanceStatus", OPERATE_RULE, method="balance_status",
     takes=(RequestField("here", bool, "As the broker that is asked knows it."),),
     help="Returns whether brokers balance their load, which one decides, how busy each is, and what moves now.",
     routes=(HttpRoute("GET", "/admin/v3/brokers/balance", "Which broker balances, how busy each is, and what moves.",
@@ -542,19 +545,19 @@ BALANCE_STATUS: Operation[values.BalanceStatus] = Operation(
     ),
 )  # fmt: skip
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
-    "ListBookies", OPERATE, method="bookies", help="Returns the registered bookies."
+    "ListBookies", OPERATE_RULE, method="bookies", help="Returns the registered bookies."
 )
-FIND_ORPHANS: Operation[values.Orphans] = Operation("FindOrphans", OPERATE)
+FIND_ORPHANS: Operation[values.Orphans] = Operation("FindOrphans", OPERATE_RULE)
 
 _HERE = RequestField("here", bool, "Of the broker that is asked alone.")
 BROKER_SUMMARIES: Operation[values.ClusterSummary] = Operation(
-    "BrokerSummaries", OPERATE, takes=(_HERE,), method="broker_summaries",
+    "BrokerSummaries", OPERATE_RULE, takes=(_HERE,), method="broker_summaries",
     help="Returns the sums of all brokers, and their largest topics. `here`: of the broker that is asked alone.",
     routes=(HttpRoute("GET", "/admin/v3/brokers/summaries", "Sums of all brokers, and their largest topics.",
                  answer="ClusterSummary"),),
 )  # fmt: skip
 TOPIC_PAGE: Operation[values.TopicPage] = Operation(
-    "TopicPage", OPERATE, method="topic_page",
+    "TopicPage", OPERATE_RULE, method="topic_page",
     takes=(
         RequestField("prefix", str, "Of the full name."), RequestField("contains", str, "What the full name contains."),
         RequestField("sort", str, "A field of the rows, the largest first; or name."),
@@ -565,17 +568,17 @@ TOPIC_PAGE: Operation[values.TopicPage] = Operation(
     routes=(HttpRoute("GET", "/admin/v3/topics", "A page of the loaded topics of all brokers.", answer="TopicPage"),),
 )  # fmt: skip
 WHY_STUCK: Operation[values.WhyStuck] = _topic(
-    "WhyStuck", SUBSCRIPTION, method="why_stuck",
+    "WhyStuck", SUBSCRIPTION_RULE, method="why_stuck",
     help="Returns why a subscription of one partition does not get on, and what would end that, as sentences.",
     routes=(HttpRoute("GET", "{S}/why", "Why the subscription does not get on.", answer="WhyStuck", name="why_stuck"),),
 )  # fmt: skip
 WHY_KEPT: Operation[values.WhyKept] = _topic(
-    "WhyKept", LOOKUP, method="why_kept",
+    "WhyKept", LOOKUP_RULE, method="why_kept",
     help="Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction.",
     routes=(HttpRoute("GET", "/why-kept", "What keeps each ledger.", answer="WhyKept"),),
 )  # fmt: skip
 DESCRIBE_BROKER: Operation[values.BrokerDescription] = Operation(
-    "DescribeBroker", OPERATE, method="describe_broker",
+    "DescribeBroker", OPERATE_RULE, method="describe_broker",
     takes=(
         RequestField("tasks", bool, "With where each of its tasks waits."),
         RequestField("metrics", bool, "With a page of its metrics."),
@@ -583,15 +586,16 @@ DESCRIBE_BROKER: Operation[values.BrokerDescription] = Operation(
     help="Returns what the broker that is asked says of itself: clock, limit of open files, settings in force.",
 )  # fmt: skip
 CHANGE_SETTING: Operation[None] = Operation(
-    "ChangeSetting", OPERATE, takes=(RequestField("name", str), RequestField("value", str)), method="change_setting",
+    "ChangeSetting", OPERATE_RULE, takes=(RequestField("name", str), RequestField("value", str)),
+    method="change_setting",
     help="Changes a setting of all brokers while they run. InvalidRequest: it cannot change, or not to this value.",
 )  # fmt: skip
 REMOVE_SETTING: Operation[None] = Operation(
-    "RemoveSetting", OPERATE, takes=(RequestField("name", str),), method="remove_setting",
+    "RemoveSetting", OPERATE_RULE, takes=(RequestField("name", str),), method="remove_setting",
     help="Removes what `change_setting` changed: each broker has its own value again. InvalidRequest.",
 )  # fmt: skip
 DESCRIBE_CURSOR: Operation[values.CursorShape] = _topic(
-    "DescribeCursor", SUBSCRIPTION, method="describe_cursor",
+    "DescribeCursor", SUBSCRIPTION_RULE, method="describe_cursor",
     takes=(RequestField("buckets", int, "At most so many: 1 to 1,000. 0: 600."),),
     help="Returns what a subscription of one partition has acknowledged, in buckets, and its ten largest gaps.",
     routes=(HttpRoute("GET", "{S}/cursor", "What the subscription has acknowledged, in buckets.",
@@ -616,7 +620,7 @@ DESCRIBE_LEDGERS: Operation[tuple[values.LedgerCopies, ...]] = _topic(
     ),
 )  # fmt: skip
 DESCRIBE_METADATA: Operation[values.MetadataNode] = Operation(
-    "DescribeMetadata", OPERATE, method="describe_metadata",
+    "DescribeMetadata", OPERATE_RULE, method="describe_metadata",
     takes=(
         RequestField("node", str, "Its path, such as /topics. Empty: the root."),
         RequestField("after", str, "Only children with a greater name."),
@@ -632,7 +636,7 @@ DESCRIBE_METADATA: Operation[values.MetadataNode] = Operation(
     ),
 )  # fmt: skip
 DESCRIBE_SECURITY: Operation[values.SecurityDescription] = Operation(
-    "DescribeSecurity", OPERATE, method="describe_security",
+    "DescribeSecurity", OPERATE_RULE, method="describe_security",
     help="Returns who is connected to the broker that is asked, until when, and whom it denied something.",
     routes=(HttpRoute("GET", "/admin/v3/security", "Who is connected to this broker, and whom it denied something.",
                       answer="SecurityDescription"),),
@@ -649,14 +653,14 @@ _OF_CLIENTS = {
 # ------------------------------------------------------------------------------------ the table
 OPERATIONS: dict[str, Operation[Any]] = {}
 """All operations by their names, in the order of this file."""
-ANSWERS: dict[str, str] = {}
+ANSWER_TYPES: dict[str, str] = {}
 
 
 def add_operation(operation: Operation[Any], answer: str) -> None:
     """Adds an operation to the table; its name must be new. `answer` is the name of the answer's type, as text: a type
     of proto/statistics.py or of Python."""
     assert operation.name not in OPERATIONS, f"{operation.name} is a row already"
-    OPERATIONS[operation.name], ANSWERS[operation.name] = operation, answer
+    OPERATIONS[operation.name], ANSWER_TYPES[operation.name] = operation, answer
 
 
 for _variable, _hint in list(__annotations__.items()):
@@ -674,4 +678,4 @@ def find_answer_type(name: str, **of_clients: Any) -> Any:
     from . import statistics
 
     known = {**vars(statistics), **vars(transactions), "values": statistics, **of_clients}
-    return eval(ANSWERS[name], known)
+    return eval(ANSWER_TYPES[name], known)

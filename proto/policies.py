@@ -23,9 +23,9 @@ from .applied import KeyIndexPolicy
 from .errors import InvalidRequest
 from .policy_levels import Policies as Policies
 from .schema import Compatibility
-from .states import TITLES
+from .states import PULSAR_TYPE_NAMES
 
-NAMESPACES, TOPICS = "namespaces", "topics"
+NAMESPACE_LEVEL, TOPIC_LEVEL = "namespaces", "topics"
 
 
 class Field(NamedTuple):
@@ -61,12 +61,12 @@ class PolicyDefinition(NamedTuple):
     example: str  # the options of set-NAME
     of_namespaces: str = ""  # set-NAME for namespaces, where pulsar-admin calls it differently
     note: str = ""
-    levels: tuple[str, ...] = (NAMESPACES, TOPICS)  # that the command line offers
+    levels: tuple[str, ...] = (NAMESPACE_LEVEL, TOPIC_LEVEL)  # that the command line offers
     rest: PolicyRestNames | None = None
 
     def name_at(self, level: str) -> str:
         """Returns the name of the policy on the command line at this level (NAMESPACES or TOPICS)."""
-        return self.of_namespaces if level == NAMESPACES and self.of_namespaces else self.name
+        return self.of_namespaces if level == NAMESPACE_LEVEL and self.of_namespaces else self.name
 
 
 def _rates(prefix: str, messages: tuple[str, ...], size: tuple[str, ...]) -> tuple[Field, ...]:
@@ -165,7 +165,7 @@ POLICIES: tuple[PolicyDefinition, ...] = (
     )),
     PolicyDefinition("max-topics-per-namespace", _number(
         "max_topics", ("-t", "--max-topics-per-namespace"), "Topics and partitions"
-    ), "How many topics, each partition counts.", "-t 1000", levels=(NAMESPACES,),
+    ), "How many topics, each partition counts.", "-t 1000", levels=(NAMESPACE_LEVEL,),
        rest=PolicyRestNames("maxTopicsPerNamespace", "", "max_topics_per_namespace")),
     PolicyDefinition("auto-subscription-creation", (
         Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it connects."),
@@ -208,7 +208,7 @@ POLICIES: tuple[PolicyDefinition, ...] = (
         Field("dead_letter_backoff_s", "ladder", ("-b", "--backoff"), "Waits, as 1s,10s,1m; or: rocketmq (16 steps)."),
     ), "When the server moves a message away.", "-c 16 -b rocketmq"),
     PolicyDefinition("subscription-types-enabled", (
-        Field("subscription_types", "names", ("-t", "--types"), f"Of {', '.join(TITLES)}."),
+        Field("subscription_types", "names", ("-t", "--types"), f"Of {', '.join(PULSAR_TYPE_NAMES)}."),
     ), "Which types consumers may ask for.", "-t Exclusive,Failover", rest=PolicyRestNames(
         "subscriptionTypesEnabled", "subscriptionTypesEnabled", "subscription_types_enabled"
     )),
@@ -233,22 +233,22 @@ POLICIES: tuple[PolicyDefinition, ...] = (
 )  # fmt: skip
 
 
-LADDERS_MAX = 100
+BACKOFF_STEPS_MAX = 100
 """The largest number of steps of a back-off ladder (the waits before the 1st, 2nd, … redelivery). RocketMQ's preset has
 16."""
 
 
-NAMES: tuple[str, ...] = Policies.__struct_fields__
-OF_NAMESPACES: tuple[str, ...] = tuple(
-    field.name for row in POLICIES if row.levels == (NAMESPACES,) for field in row.fields
+POLICY_NAMES: tuple[str, ...] = Policies.__struct_fields__
+NAMESPACE_ONLY_POLICIES: tuple[str, ...] = tuple(
+    field.name for row in POLICIES if row.levels == (NAMESPACE_LEVEL,) for field in row.fields
 )
 """The policies that only a namespace can have."""
 PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
 """The largest number of properties of a namespace or a topic, and the largest size of all their names and values
 together, in bytes."""
-RETENTIONS = (("retention_minutes", "retention_mib"), ("unsubscribed_minutes", "unsubscribed_mib"))
+RETENTION_FIELD_PAIRS = (("retention_minutes", "retention_mib"), ("unsubscribed_minutes", "unsubscribed_mib"))
 """The pairs of fields, a time and a size, that must be set together."""
-_SIGNED = {name for pair in RETENTIONS for name in pair}
+_SIGNED = {name for pair in RETENTION_FIELD_PAIRS for name in pair}
 _INT_MAX = 1 << 62
 
 
@@ -272,22 +272,22 @@ def decode_policies(text: str) -> Policies:
         size = earlier.backlog_quota_bytes
         if size is None and earlier.backlog_quota_mib is not None:
             size = earlier.backlog_quota_mib << 20
-        return Policies(**{name: getattr(earlier, name) for name in NAMES} | {"backlog_quota_bytes": size})
+        return Policies(**{name: getattr(earlier, name) for name in POLICY_NAMES} | {"backlog_quota_bytes": size})
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"these are no policies: {error}") from error
 
 
 def merge_policies(below: Policies, above: Policies) -> Policies:
     """Returns the policies with the fields that `above` sets, and the other fields of `below`."""
-    given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
+    given = {name: value for name in POLICY_NAMES if (value := getattr(above, name)) is not None}
     return msgspec.structs.replace(below, **given)
 
 
-def fill_retention(policies: Policies) -> Policies:
+def complete_retention_pairs(policies: Policies) -> Policies:
     """Returns a copy of the policies in which time and size of each retention are both set, or neither. If only one of
     them is set and is not 0, the other becomes unlimited; if it is 0, the other becomes 0."""
     found = policies
-    for pair in RETENTIONS:
+    for pair in RETENTION_FIELD_PAIRS:
         minutes, mib = (getattr(policies, name) for name in pair)
         if (minutes is None) != (mib is None):
             other = -1 if minutes or mib else 0
@@ -316,12 +316,12 @@ def check_properties(properties: dict[str, str]) -> dict[str, str]:
 def check_policies(policies: Policies) -> Policies:
     """Returns the policies unchanged. Raises InvalidRequest if a field has an invalid value, or if fields contradict
     each other."""
-    for name in NAMES:
+    for name in POLICY_NAMES:
         value = getattr(policies, name)
         if isinstance(value, int) and not (-1 if name in _SIGNED else 0) <= value < _INT_MAX:
             least = "-1 (without limit), 0 (none)" if name in _SIGNED else "0 (none)"
             raise InvalidRequest(f"{name} is {least} or more, not {value}", setting=name)
-    for pair in RETENTIONS:
+    for pair in RETENTION_FIELD_PAIRS:
         minutes, mib = (getattr(policies, name) for name in pair)
         if (minutes is None) != (mib is None) or (minutes == 0) != (mib == 0):
             what = pair[0].removesuffix("_minutes")
@@ -337,8 +337,10 @@ def check_policies(policies: Policies) -> Policies:
     if policies.subscription_types is not None and not policies.subscription_types:
         raise InvalidRequest("at least one subscription type must be allowed")
     ladder = policies.dead_letter_backoff_s or ()
-    if len(ladder) > LADDERS_MAX or any(not 0 <= step <= 1e9 for step in ladder):
-        raise InvalidRequest(f"a back-off ladder has at most {LADDERS_MAX} steps of 0 s or more each, not {ladder}")
+    if len(ladder) > BACKOFF_STEPS_MAX or any(not 0 <= step <= 1e9 for step in ladder):
+        raise InvalidRequest(
+            f"a back-off ladder has at most {BACKOFF_STEPS_MAX} steps of 0 s or more each, not {ladder}"
+        )
     if policies.subscribe_rate_period_s == 0:
         raise InvalidRequest("subscribe_rate_period_s is 1 or more", setting="subscribe_rate_period_s")
     if policies.max_message_bytes == 0:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
         TransactionStats,
     )
 
-Table = Mapping[str, Callable[[Any], Any]]
+FieldTable = Mapping[str, Callable[[Any], Any]]
 
 
-def _table(names: Mapping[str, str | Callable[[Any], Any]]) -> Table:
+def _table(names: Mapping[str, str | Callable[[Any], Any]]) -> FieldTable:
     return {name: attrgetter(of) if isinstance(of, str) else of for name, of in names.items()}
 
 
-def pick_fields(table: Table, found: object, names: str) -> dict[str, Any]:
+def pick_fields(table: FieldTable, found: object, names: str) -> dict[str, Any]:
     """Returns a dictionary of some fields of a statistics object. `names` are the fields' names in JSON, separated by
     spaces; the dictionary has them in this order. `table` has the function that gets each of them from the object."""
     return {name: table[name](found) for name in names.split()}
@@ -46,7 +46,7 @@ def time_to_json(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-TOPIC = _table({
+TOPIC_FIELDS = _table({
     "msgRateIn": "rate_in", "msgRateOut": "rate_out", "msgThroughputIn": "throughput_in",
     "msgThroughputOut": "throughput_out", "msgInCounter": "messages_in", "bytesInCounter": "bytes_in",
     "msgOutCounter": "messages_out", "bytesOutCounter": "bytes_out", "storageSize": "storage_bytes",
@@ -55,13 +55,13 @@ TOPIC = _table({
     "lastPublishTimeStamp": "published_ms", "lastPublishTimestamp": "published_ms",
     "averageMsgSize": lambda found: found.bytes_in / found.messages_in if found.messages_in else 0.0,
 })  # fmt: skip
-PRODUCER = _table({
+PRODUCER_FIELDS = _table({
     "producerName": "name", "address": "address", "msgInCounter": "messages", "bytesInCounter": "bytes",
     "lastSequenceId": "last_sequence_id",
     "averageMsgSize": lambda found: found.bytes / found.messages if found.messages else 0.0,
     "role": "role", "connectedSince": lambda found: time_to_json(found.connected_ms) if found.connected_ms else "",
 })  # fmt: skip
-CONSUMER = _table({
+CONSUMER_FIELDS = _table({
     "consumerName": "name", "address": "address", "availablePermits": "permits", "unackedMessages": "unacked",
     "msgOutCounter": "delivered_messages", "bytesOutCounter": "delivered_bytes",
     "messagesRedelivered": "redelivered_messages", "blockedConsumerOnUnackedMsgs": "blocked",
@@ -71,13 +71,13 @@ CONSUMER = _table({
     "role": "role", "connectedSince": lambda found: time_to_json(found.connected_ms) if found.connected_ms else "",
     "lastAckedTimestamp": "acked_ms",
 })  # fmt: skip
-OF_PRODUCER = "producerName address msgInCounter bytesInCounter lastSequenceId role connectedSince"
-DRAINING = _table({"hash": "slot", "unackMsgs": "unacked_entries", "blockedAttempts": "blocked_attempts"})
-HELD = _table({
+PRODUCER_NAMES = "producerName address msgInCounter bytesInCounter lastSequenceId role connectedSince"
+DRAINING_SLOT_FIELDS = _table({"hash": "slot", "unackMsgs": "unacked_entries", "blockedAttempts": "blocked_attempts"})
+HELD_KEY_FIELDS = _table({
     "hash": "slot", "key": "key", "consumerName": "consumer", "address": "address",
     "heldSince": lambda found: time_to_json(found.since_ms), "followingEntries": "following_entries",
 })  # fmt: skip
-SUBSCRIPTION = _table({
+SUBSCRIPTION_FIELDS = _table({
     "backlogSize": "backlog_bytes", "earliestMsgPublishTimeInBacklog": "oldest_ms",
     "dispatchRateLimitedTimes": "dispatch_throttled", "type": "type", "durable": "durable", "isDurable": "durable",
     "msgBacklog": "backlog", "msgBacklogNoDelayed": lambda found: max(0, found.backlog - found.delayed),
@@ -85,16 +85,17 @@ SUBSCRIPTION = _table({
     "delayedMessageIndexSizeInBytes": "delayed_memory_bytes", "pendingTransactions": "pending_transactions",
     "pendingEntries": "pending_entries", "totalMsgExpired": "expired", "unackedMessages": "unacked",
     "nonContiguousDeletedMessagesRanges": "acked_ranges",
-    "consumers": lambda found: [pick_fields(CONSUMER, each, OF_CONSUMER) for each in found.consumers],
+    "consumers": lambda found: [pick_fields(CONSUMER_FIELDS, each, SHOWN_CONSUMER_FIELDS) for each in found.consumers],
     "markDeletePositions": lambda found: [str(found.mark_delete)], "blocked": "blocked",
     "activeConsumerName": "active_consumer", "blockedSubscriptionOnUnackedMsgs": "blocked_on_unacked",
     "msgInReplay": "replay_entries", "keySharedMode": "key_shared_mode",
     "allowOutOfOrderDelivery": "allow_out_of_order_delivery",
     "drainingHashesCount": lambda found: len(found.draining), "drainingHashesClearedTotal": "drained_total",
     "drainingHashesUnackedMessages": lambda found: sum(each.unacked_entries for each in found.draining),
-    "drainingHashes": lambda found: [pick_fields(DRAINING, each, " ".join(DRAINING)) for each in found.draining],
-    "heldKeys": lambda found: [pick_fields(HELD, each, " ".join(HELD)) for each in found.held_keys],
-    "filter": "filter", "filterProcessedMsgCount": "judged",
+    "drainingHashes": lambda found: [pick_fields(DRAINING_SLOT_FIELDS, each,
+    " ".join(DRAINING_SLOT_FIELDS)) for each in found.draining],
+    "heldKeys": lambda found: [pick_fields(HELD_KEY_FIELDS, each,
+    " ".join(HELD_KEY_FIELDS)) for each in found.held_keys], "filter": "filter", "filterProcessedMsgCount": "judged",
     "filterAcceptedMsgCount": lambda found: found.judged - found.filtered, "filterRejectedMsgCount": "filtered",
     "filterRescheduledMsgCount": lambda found: 0,
     "filteredEntries": "filtered_entries", "filteredUnread": "filtered_unread", "shownUnwanted": "shown_unwanted",
@@ -104,19 +105,19 @@ OWN_OF_SUBSCRIPTION = (
 )
 """Fields that Pulsar does not have. REST shows them last, in this order."""
 OF_SUBSCRIPTION: str = " ".join(
-    name for name in SUBSCRIPTION if name not in ("isDurable", "filterRescheduledMsgCount")
+    name for name in SUBSCRIPTION_FIELDS if name not in ("isDurable", "filterRescheduledMsgCount")
 )
 """What the command line shows, in this order."""
-OF_CONSUMER: str = " ".join(name for name in CONSUMER if name != "keyHashRanges")
-LEDGER = _table({
+SHOWN_CONSUMER_FIELDS: str = " ".join(name for name in CONSUMER_FIELDS if name != "keyHashRanges")
+LEDGER_FIELDS = _table({
     "ledgerId": "ledger_id", "state": "state", "entries": "entries", "size": "bytes", "firstIndex": "first_index",
     "bookies": lambda found: list(found.bookies), "stays": "stays", "keyIndex": "key_index",
 })  # fmt: skip
-LOG = _table({
+TOPIC_LOG_FIELDS = _table({
     "state": "state", "lastConfirmedEntry": lambda found: str(found.last_confirmed),
     "pendingAddEntriesCount": "pending_adds", "cacheBytes": "cache_bytes", "replication": "replication",
     "wantedReplication": "wanted_replication", "degraded": "degraded",
-    "ledgers": lambda found: [pick_fields(LEDGER, each, " ".join(LEDGER)) for each in found.ledgers],
+    "ledgers": lambda found: [pick_fields(LEDGER_FIELDS, each, " ".join(LEDGER_FIELDS)) for each in found.ledgers],
 })  # fmt: skip
 
 
@@ -133,8 +134,8 @@ def merge_records(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merge_values(name: str, values: list[Any]) -> Any:
-    if name in MERGED:
-        return reduce(MERGED[name], values)
+    if name in MERGE_BY_FIELD:
+        return reduce(MERGE_BY_FIELD[name], values)
     first = next((each for each in values if each not in (None, "")), values[0])
     if isinstance(first, bool):
         return any(values)
@@ -170,7 +171,7 @@ def _merge_waits(known: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]
     return {**oldest, "waiting": sum(each["waiting"] for each in (known, other) if each)} if oldest else {}
 
 
-MERGED: Mapping[str, Callable[[Any, Any], Any]] = {
+MERGE_BY_FIELD: Mapping[str, Callable[[Any, Any], Any]] = {
     "blocked": _merge_reasons, "whyBlocked": _merge_reasons, "waitsForTransaction": _merge_waits,
 }  # fmt: skip
 """How `merge_records` merges the values of two partitions in fields that have a rule of their own."""

@@ -53,7 +53,7 @@ class SchemaType(IntEnum):
     EXTERNAL = 22
 
 
-AVRO_LIKE = (SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF)
+AVRO_DEFINED_TYPES = (SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF)
 """The schema types whose definition is an Avro schema."""
 
 

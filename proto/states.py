@@ -42,7 +42,7 @@ from .names import (
 # Which policy a type has: broker/subscription/core/subscription_types.py.
 
 
-NUMBERS: dict[str, int] = dict(wire.Subscribe.Type.items())
+SUBSCRIPTION_TYPE_NUMBERS: dict[str, int] = dict(wire.Subscribe.Type.items())
 """The number of each subscription type on the wire, by its name."""
 
 
@@ -56,7 +56,7 @@ def sdk_type_name(name: str) -> str:
     return name.title().replace("_", "")
 
 
-TITLES = tuple(map(pulsar_type_name, NUMBERS))
+PULSAR_TYPE_NAMES = tuple(map(pulsar_type_name, SUBSCRIPTION_TYPE_NUMBERS))
 
 
 # -------------------------------------------------------------------------------------------------------- states
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
         UNKNOWN = "unknown"
 else:
     SubscriptionType = _Words(
-        "SubscriptionType", {"NONE": "", **{name: name for name in NUMBERS}, "UNKNOWN": "unknown"}
+        "SubscriptionType", {"NONE": "", **{name: name for name in SUBSCRIPTION_TYPE_NUMBERS}, "UNKNOWN": "unknown"}
     )
     SubscriptionType.__doc__ = "How the consumers of a subscription share its messages. NONE: none has connected yet."
 
@@ -246,7 +246,7 @@ class Failure(NamedTuple):
     traceback: str = ""
     consumer: str = ""
 
-    def bounded(self) -> Failure:
+    def cut_long_texts(self) -> Failure:
         """Returns the failure with each text cut to its limit."""
         return Failure(
             self.error[:ERROR_CHARACTERS_MAX], self.message[:ERROR_TEXT_MAX], self.traceback[-TRACEBACK_MAX:],

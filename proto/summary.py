@@ -46,23 +46,23 @@ from .filters import (
     VALUE_CHARACTERS_MAX,
     And,
     Compare,
+    FilterNode,
+    FilterValue,
     In,
     IsNull,
     Like,
     Literal,
     Name,
-    Node,
     Not,
     Operand,
     Or,
-    Value,
     read_number,
 )
 
-VERSION = 1
-NAMES_MAX = 16
+SUMMARY_VERSION = 1
+SUMMARIZED_NAMES_MAX = 16
 """Names that a summary covers, as many as a filter may have."""
-HASHES_MAX = 32
+EXACT_HASHES_MAX = 32
 """Distinct values that are listed one by one; more of them become a Bloom filter."""
 BLOOM_BITS = 10
 BLOOM_PROBES = 7
@@ -70,7 +70,7 @@ BLOOM_PROBES = 7
 SUMMARY_BYTES_MAX = 256
 """A larger summary is left out: it would cost more than it saves."""
 NAME_BYTES_MAX = 255
-HASHES, BLOOM = 0, 1
+HASHES_FORM, BLOOM_FORM = 0, 1
 PRESENT, ABSENT = 1, 2
 _U32 = Struct(">I")
 _HASHES_KNOWN_MAX = 4096
@@ -134,12 +134,12 @@ class SummaryBuilder:
             hashes.update(find_hash(name, each) for each in present)
             encoded = name.encode()
             names.append(bytes((flags, len(encoded))) + encoded)
-        head = bytes((VERSION, len(names))) + b"".join(names)
+        head = bytes((SUMMARY_VERSION, len(names))) + b"".join(names)
         room = SUMMARY_BYTES_MAX - len(head) - 1
-        if len(hashes) <= HASHES_MAX and 4 * len(hashes) <= room:
-            return b"".join((head, bytes((HASHES,)), *map(_U32.pack, sorted(hashes))))
+        if len(hashes) <= EXACT_HASHES_MAX and 4 * len(hashes) <= room:
+            return b"".join((head, bytes((HASHES_FORM,)), *map(_U32.pack, sorted(hashes))))
         size = (BLOOM_BITS * len(hashes) + 7) // 8
-        return b"" if size > room else b"".join((head, bytes((BLOOM,)), _make_bloom_filter(hashes, size)))
+        return b"" if size > room else b"".join((head, bytes((BLOOM_FORM,)), _make_bloom_filter(hashes, size)))
 
 
 def _make_bloom_filter(hashes: Iterable[int], size: int) -> bytes:
@@ -152,8 +152,8 @@ def _make_bloom_filter(hashes: Iterable[int], size: int) -> bytes:
 def check_names(names: Sequence[str]) -> str | None:
     """Returns a text that says what is wrong with the names that a summary should cover; None if they can be covered.
     """
-    if len(set(names)) > NAMES_MAX:
-        return f"at most {NAMES_MAX} different properties are summarized, not {len(set(names))}"
+    if len(set(names)) > SUMMARIZED_NAMES_MAX:
+        return f"at most {SUMMARIZED_NAMES_MAX} different properties are summarized, not {len(set(names))}"
     long = [name for name in names if not 0 < len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX]
     return f"the name of a summarized property has 1 to {NAME_BYTES_MAX} bytes" if long else None
 
@@ -201,7 +201,11 @@ class EntrySummary:
 def parse_summary(summary: bytes) -> EntrySummary | None:
     """Reads a summary. Returns None if `summary` is empty, damaged, or of another version. Results are cached."""
     try:
-        if len(summary) > SUMMARY_BYTES_MAX or summary[0] != VERSION or not 0 < summary[1] <= NAMES_MAX:
+        if (
+            len(summary) > SUMMARY_BYTES_MAX
+            or summary[0] != SUMMARY_VERSION
+            or not 0 < summary[1] <= SUMMARIZED_NAMES_MAX
+        ):
             return None
         flags, at = dict[str, int](), 2
         for _ in range(summary[1]):
@@ -211,14 +215,14 @@ def parse_summary(summary: bytes) -> EntrySummary | None:
         kind, values = summary[at], summary[at + 1 :]
     except (IndexError, UnicodeDecodeError):
         return None
-    if kind == BLOOM and values:
+    if kind == BLOOM_FORM and values:
         return EntrySummary(flags, frozenset(), values)
-    if kind != HASHES or len(values) % 4:
+    if kind != HASHES_FORM or len(values) % 4:
         return None
     return EntrySummary(flags, frozenset(number for (number,) in _U32.iter_unpack(values)), b"")
 
 
-def may_match(expression: Node, summary: EntrySummary | None) -> bool:
+def may_match(expression: FilterNode, summary: EntrySummary | None) -> bool:
     """Returns False if the expression is certainly TRUE for no message of the entry that has this summary; else True.
     None: the entry has no summary."""
     return summary is None or find_candidates(expression, summary)
@@ -226,8 +230,8 @@ def may_match(expression: Node, summary: EntrySummary | None) -> bool:
 
 # ------------------------------------------------------------------------------------------------------- deciding
 class Combinable(Protocol):
-    """The type of the answers of an `Evidence`: a bool for one entry, or a set of blocks. `&` is the intersection, `|`
-    the union."""
+    """The type of the answers of an `FilterEvidence`: a bool for one entry, or a set of blocks. `&` is the
+    intersection, `|` the union."""
 
     def __and__(self, other: Any, /) -> Self: ...
     def __or__(self, other: Any, /) -> Self: ...
@@ -237,7 +241,7 @@ T = TypeVar("T", bound=Combinable)
 T_co = TypeVar("T_co", bound=Combinable, covariant=True)
 
 
-class Evidence(Protocol[T_co]):
+class FilterEvidence(Protocol[T_co]):
     """What is known of some messages without looking at them; `EntrySummary` and the key index of a ledger implement
     it. Each answer may include too much, and never too little. `everything` and `nothing` are the answers "anywhere"
     and "nowhere"."""
@@ -264,13 +268,13 @@ class _Bounds(NamedTuple):
     high: float = float("inf")
 
 
-def find_candidates(expression: Node, evidence: Evidence[T]) -> T:
+def find_candidates(expression: FilterNode, evidence: FilterEvidence[T]) -> T:
     """Returns where the expression may be TRUE for a message, by the evidence: an answer of its type. Elsewhere it is
     certainly not TRUE."""
     return _find_true(expression, evidence)
 
 
-def _find_true(node: Node, evidence: Evidence[T]) -> T:
+def _find_true(node: FilterNode, evidence: FilterEvidence[T]) -> T:
     if isinstance(node, Not):
         return _find_false(node.part, evidence)
     if isinstance(node, And):
@@ -290,7 +294,7 @@ def _find_true(node: Node, evidence: Evidence[T]) -> T:
     return _find_comparable(evidence, node.left, node.right) & _find_in_bounds(node, evidence)
 
 
-def _find_false(node: Node, evidence: Evidence[T]) -> T:
+def _find_false(node: FilterNode, evidence: FilterEvidence[T]) -> T:
     if isinstance(node, Not):
         return _find_true(node.part, evidence)
     if isinstance(node, And):
@@ -305,12 +309,12 @@ def _find_false(node: Node, evidence: Evidence[T]) -> T:
     return _find_comparable(evidence, node.operand)
 
 
-def _find_comparable(evidence: Evidence[T], *operands: Operand) -> T:
+def _find_comparable(evidence: FilterEvidence[T], *operands: Operand) -> T:
     """Returns where all operands may have a value: elsewhere what compares them is NULL."""
     return reduce(and_, (evidence.may_exist(each) for each in operands if isinstance(each, Name)), evidence.everything)
 
 
-def _find_equal(left: Operand, right: Operand, evidence: Evidence[T]) -> T:
+def _find_equal(left: Operand, right: Operand, evidence: FilterEvidence[T]) -> T:
     if isinstance(left, Literal):
         left, right = right, left
     if not isinstance(left, Name) or not isinstance(right, Literal):
@@ -321,14 +325,14 @@ def _find_equal(left: Operand, right: Operand, evidence: Evidence[T]) -> T:
     return reduce(or_, (evidence.may_equal(left, text) for text in texts), evidence.nothing)
 
 
-def _list_texts(value: Value) -> list[str] | None:
+def _list_texts(value: FilterValue) -> list[str] | None:
     """Returns all texts of a property that equal the value of a literal; None if they cannot be listed (a number)."""
     if isinstance(value, bool):
         return [text for text, truth in BOOLEANS.items() if truth is value]
     return [value] if isinstance(value, str) else None
 
 
-def _find_in_bounds(node: Compare, evidence: Evidence[T]) -> T:
+def _find_in_bounds(node: Compare, evidence: FilterEvidence[T]) -> T:
     """Returns where a field of the message may be in the bounds that a comparison with a number sets it."""
     name, bounds = _read_bounds(node)
     return evidence.everything if name is None else evidence.may_be_between(name, *bounds)

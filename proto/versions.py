@@ -34,7 +34,7 @@ class StoredFormat(NamedTuple):
 GRPC = StoredFormat("gRPC services", 1)  # proto/wire.proto: fields are added, never changed, so no message carries it
 PEER_ENVELOPE = StoredFormat("peer envelope", 1)  # runtime/peer/envelope.py
 PEER = StoredFormat("peer protocol", 1)  # ledger/peer_format.py
-WIRE = (GRPC, PEER_ENVELOPE, PEER)
+WIRE_FORMATS = (GRPC, PEER_ENVELOPE, PEER)
 
 JOURNAL = StoredFormat("bookie journal", 1, b"MGN-JRNL")
 ENTRY_LOG = StoredFormat("bookie entry log", 1, b"MGN-ELOG")
@@ -53,13 +53,13 @@ METADATA_RECORD = StoredFormat("metadata record", 2)  # metadata/records.py
 METADATA_FILE = StoredFormat("metadata file", 1)  # metadata/tree.py, and its backups
 METADATA_EXPORT = StoredFormat("metadata export", 1)  # metadata/transfer.py
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)
-STORAGE = (
+STORAGE_FORMATS = (
     *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, KEY_INDEX, COORDINATOR,
     METADATA_RECORD, METADATA_FILE, METADATA_EXPORT,
 )
 
 
-def newer_format_text(form: StoredFormat, found: int, where: str) -> str:
+def describe_newer_format(form: StoredFormat, found: int, where: str) -> str:
     """Returns the error text that says that a later Magnetar wrote the data at `where`, with version `found` of the
     format."""
     return (
@@ -74,7 +74,7 @@ def check_format(form: StoredFormat, found: int, where: str) -> None:
     if found > form.version:
         from .errors import NewerFormat
 
-        raise NewerFormat(newer_format_text(form, found, where), version=found, known=form.version)
+        raise NewerFormat(describe_newer_format(form, found, where), version=found, known=form.version)
 
 
 def is_compiled() -> bool:
@@ -94,4 +94,4 @@ def format_version_text() -> str:
     def listed(forms: tuple[StoredFormat, ...]) -> str:
         return ", ".join(f"{form.name} {form.version}" for form in forms)
 
-    return f"magnetar {PRODUCT} ({build_kind()})\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"
+    return f"magnetar {PRODUCT} ({build_kind()})\nwire: {listed(WIRE_FORMATS)}\nstorage: {listed(STORAGE_FORMATS)}"

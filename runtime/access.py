@@ -48,7 +48,7 @@ class Principal:
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
 
 
-LOCAL = Principal("", PrincipalKind.LOCAL)
+LOCAL_PRINCIPAL = Principal("", PrincipalKind.LOCAL)
 
 
 class CredentialScheme(NamedTuple):
@@ -161,7 +161,7 @@ class CallerAccess:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-OPEN = ListenerAccess()
+OPEN_ACCESS = ListenerAccess()
 """Access of a listener without a guard: every caller is LOCAL, in clear."""
 
-NOTHING = CallerAccess()
+NO_CREDENTIALS = CallerAccess()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from .clock import Clock
 
-RESOLUTION_S = 0.001
+ALARM_RESOLUTION_S = 0.001
 """The shortest wait, so that time passes before an alarm that rang early rings again."""
 
 
@@ -36,7 +36,7 @@ class AlarmTimer:
         if when < self.at:
             self.cancel()
             self.at = when
-            self._timer = self._loop.call_later(max(RESOLUTION_S, when - self._clock.monotonic()), self._rings)
+            self._timer = self._loop.call_later(max(ALARM_RESOLUTION_S, when - self._clock.monotonic()), self._rings)
 
     def cancel(self) -> None:
         """Cancels the alarm: `ring` is not called until the alarm is set again."""
@@ -64,7 +64,7 @@ class AlarmTimer:
 # time passes within one step of it. Guarding test: tests/broker/grpc/test_extreme_requests.py.
 
 
-SLICE_S = 0.002
+LOOP_SLICE_S = 0.002
 """Seconds of a slice, so that the loop is held for less than 5 ms: a slice, and what the turn does before and after it.
 """
 
@@ -76,7 +76,7 @@ class EventLoopSlices:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.end = clock.monotonic() + SLICE_S
+        self.end = clock.monotonic() + LOOP_SLICE_S
 
     @property
     def is_slice_used_up(self) -> bool:
@@ -86,4 +86,4 @@ class EventLoopSlices:
     async def begin_slice(self) -> None:
         """Lets other tasks of the event loop run, and then begins the next time slice, of SLICE_S seconds."""
         await asyncio.sleep(0)
-        self.end = self._clock.monotonic() + SLICE_S
+        self.end = self._clock.monotonic() + LOOP_SLICE_S

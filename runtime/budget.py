@@ -21,9 +21,9 @@ from typing import Protocol
 # Guards: tests/runtime/test_arrivals.py, tests/runtime/grpc/test_memory.py.
 
 
-WINDOW_MIN = (64 << 10) - 1
+WINDOW_BYTES_MIN = (64 << 10) - 1
 """Window that HTTP/2 gives to each stream in any case."""
-SLOW_S, SLOW_LOOKS = 10.0, 4
+SLOW_ARRIVAL_S, SLOW_ARRIVAL_CHECKS = 10.0, 4
 """Seconds for a message of 5 MiB, and looks in that time: a connection of 4 Mbit/s."""
 
 
@@ -58,7 +58,7 @@ class ArrivingMessagesMemory:
         """Reserves memory for the receive window of a new stream. Returns the size of the window in bytes: at most
         `wanted`, and at least WINDOW_MIN or `wanted`. The memory stays reserved until `release_window` is called with
         this size."""
-        size = max(min(wanted, WINDOW_MIN), min(wanted, (self._windows_max - self.windows) // 8))
+        size = max(min(wanted, WINDOW_BYTES_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size
 
@@ -116,12 +116,14 @@ class ArrivingMessagesMemory:
 
     def _watch(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SLOW_S / SLOW_LOOKS, self._check_slow)
+            self._timer = asyncio.get_running_loop().call_later(SLOW_ARRIVAL_S / SLOW_ARRIVAL_CHECKS, self._check_slow)
 
     def _check_slow(self) -> None:
         self._timer = None
         self._looks += 1
-        slow = next((each for each, (_, since) in self._coming.items() if self._looks - since >= SLOW_LOOKS), None)
+        slow = next(
+            (each for each, (_, since) in self._coming.items() if self._looks - since >= SLOW_ARRIVAL_CHECKS), None
+        )
         if self._waiting and slow is not None:
             slow.on_arrival_too_slow()  # one at a time: those that wait may fit then
             self.discard(slow)
@@ -138,9 +140,9 @@ class ArrivingMessagesMemory:
 # -------------------------------------------------------------------------------------------------------- budget
 
 
-ROOM_S = 0.01
+ROOM_POLL_S = 0.01
 """Seconds between two looks while callers wait for room."""
-ROOM_BYTES = 1 << 20
+BYTES_PER_WAITER = 1 << 20
 """Bytes that a waiter which goes on is expected to bring: an envelope of a client, or the entries of a read."""
 
 
@@ -166,7 +168,7 @@ class MemoryBudget:
             waiter = loop.create_future()
             self._waiting.append(waiter)
             if self._timer is None:
-                self._timer = loop.call_later(ROOM_S, self._wake_waiting)
+                self._timer = loop.call_later(ROOM_POLL_S, self._wake_waiting)
             await waiter
 
     def _wake_waiting(self) -> None:
@@ -176,9 +178,9 @@ class MemoryBudget:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                room -= ROOM_BYTES
+                room -= BYTES_PER_WAITER
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(ROOM_S, self._wake_waiting)
+            self._timer = asyncio.get_running_loop().call_later(ROOM_POLL_S, self._wake_waiting)
 
 
 class CallerMemory:

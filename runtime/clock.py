@@ -37,17 +37,17 @@ class SystemClock:
 
 
 _LOG = logging.getLogger("magnetar.clock")
-JUMP_MS = 10_000
+CLOCK_JUMP_MIN_MS = 10_000
 """A smaller step of the time of day counts at once, as what a time daemon corrects."""
-HOLD_S = 300.0
+CLOCK_JUMP_CONFIRM_S = 300.0
 """Seconds that a jump must last before it counts."""
 
 
 class ServerClock(SystemClock):
-    """The clocks of a server, on which the expiry of messages depends. A jump of the time of day by JUMP_MS or more,
-    ahead or back, counts only when it has lasted HOLD_S: until then the time of day goes on by the monotonic clock. So
-    a clock that is set wrong for a short time makes no message expire, and gives no message a wrong time. The time of
-    day at the start of the process is taken as right."""
+    """The clocks of a server, on which the expiry of messages depends. A jump of the time of day by CLOCK_JUMP_MIN_MS
+    or more, ahead or back, counts only when it has lasted CLOCK_JUMP_CONFIRM_S: until then the time of day goes on by
+    the monotonic clock. So a clock that is set wrong for a short time makes no message expire, and gives no message a
+    wrong time. The time of day at the start of the process is taken as right."""
 
     def __init__(self) -> None:
         self._known = super().wall_ms(), time.monotonic()  # a time of day that counted, and when; threads read both
@@ -55,7 +55,7 @@ class ServerClock(SystemClock):
 
     def wall_ms(self) -> int:
         now_ms = time.time_ns() // 1_000_000
-        if 0 <= now_ms - self._known[0] < JUMP_MS // 2 and self._jumped_s is None:
+        if 0 <= now_ms - self._known[0] < CLOCK_JUMP_MIN_MS // 2 and self._jumped_s is None:
             return now_ms  # a jump within that is a small one
         return self._compare(now_ms, time.monotonic())
 
@@ -64,14 +64,16 @@ class ServerClock(SystemClock):
         known_ms, known_s = self._known
         expected_ms = known_ms + int(1000 * (now_s - known_s))
         jump_ms = now_ms - expected_ms
-        if -JUMP_MS < jump_ms < JUMP_MS:
+        if -CLOCK_JUMP_MIN_MS < jump_ms < CLOCK_JUMP_MIN_MS:
             if self._jumped_s is not None:
                 _LOG.warning("the time of day is right again: its jump did not count")
         elif self._jumped_s is None:
             self._jumped_s = now_s
-            _LOG.warning("the time of day jumped by %.0f s: that counts if it lasts %.0f s", jump_ms / 1000, HOLD_S)
+            _LOG.warning(
+                "the time of day jumped by %.0f s: that counts if it lasts %.0f s", jump_ms / 1000, CLOCK_JUMP_CONFIRM_S
+            )
             return expected_ms
-        elif now_s - self._jumped_s < HOLD_S:
+        elif now_s - self._jumped_s < CLOCK_JUMP_CONFIRM_S:
             return expected_ms
         else:
             _LOG.warning("the time of day jumped by %.0f s, and that counts now", jump_ms / 1000)

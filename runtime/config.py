@@ -42,10 +42,10 @@ from .network import Endpoint
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
-REQUIRED = object()
+REQUIRED_VALUE = object()
 """The default of a setting that has none."""
 
-SECTIONS = ("bookie", "broker", "process")
+CONFIG_SECTIONS = ("bookie", "broker", "process")
 """Sections of a file; each process reads its own, and [process]."""
 
 
@@ -145,7 +145,7 @@ def list_settings(kind: type) -> list[Setting]:
     docs = _comments(kind)
     return [
         Setting(
-            name, _type_text(_type_of(kind, name)), "required" if default is REQUIRED else repr(default),
+            name, _type_text(_type_of(kind, name)), "required" if default is REQUIRED_VALUE else repr(default),
             docs.get(name, ""),
         )
         for name, default in list_setting_defaults(kind).items()
@@ -163,7 +163,7 @@ def list_setting_defaults(kind: type) -> dict[str, object]:
     missing = (msgspec.NODEFAULT, dataclasses.MISSING)
     found: dict[str, object] = {}
     for field in fields:
-        made = REQUIRED if field.default_factory in missing else field.default_factory()
+        made = REQUIRED_VALUE if field.default_factory in missing else field.default_factory()
         found[field.name] = made if field.default in missing else field.default
     return found
 
@@ -179,10 +179,10 @@ def _from_file(file: str, section: str) -> Mapping[str, object]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"{file} is not TOML: {error}") from error
     for name, value in content.items():
-        if name not in SECTIONS or not isinstance(value, dict):
-            allowed = ", ".join(f"[{each}]" for each in SECTIONS)
+        if name not in CONFIG_SECTIONS or not isinstance(value, dict):
+            allowed = ", ".join(f"[{each}]" for each in CONFIG_SECTIONS)
             raise InvalidConfiguration(
-                f"{file}: {name!r} is no section{_suggest(name, SECTIONS)}; allowed: {allowed}",
+                f"{file}: {name!r} is no section{_suggest(name, CONFIG_SECTIONS)}; allowed: {allowed}",
                 setting=name,
                 source=file,
                 allowed=allowed,
@@ -289,8 +289,8 @@ def _convert_inside(kind: type[msgspec.Struct], name: str, text: str, source: st
     return one[last]
 
 
-FILE_BYTES_MAX = 64 << 10
-PATHS = ("MAGNETAR_TOKEN", "MAGNETAR_SECURITY", "MAGNETAR_TLS_CA", "MAGNETAR_TLS_CERT", "MAGNETAR_TLS_KEY")
+CONFIG_FILE_BYTES_MAX = 64 << 10
+PATH_VARIABLES = ("MAGNETAR_TOKEN", "MAGNETAR_SECURITY", "MAGNETAR_TLS_CA", "MAGNETAR_TLS_CERT", "MAGNETAR_TLS_KEY")
 """Variables whose value is the path of a file already: with `_FILE` they are the same."""
 
 
@@ -302,16 +302,16 @@ def set_variables_from_files(environment: MutableMapping[str, str]) -> None:
         name, path = variable.removesuffix("_FILE"), environment[variable]
         if name in environment:
             raise InvalidConfiguration(f"{name} and {variable} are both given: give one", setting=name, source=variable)
-        environment[name] = path if name in PATHS else _content(variable, path)
+        environment[name] = path if name in PATH_VARIABLES else _content(variable, path)
         del environment[variable]
 
 
 def _content(variable: str, path: str) -> str:
     try:
         with open(path, "rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX or b"\0" in content:
-            raise ValueError(f"it has more than {FILE_BYTES_MAX} bytes, or a byte 0")
+            content = stream.read(CONFIG_FILE_BYTES_MAX + 1)
+        if len(content) > CONFIG_FILE_BYTES_MAX or b"\0" in content:
+            raise ValueError(f"it has more than {CONFIG_FILE_BYTES_MAX} bytes, or a byte 0")
         text = content.decode()
     except OSError as error:
         raise InvalidConfiguration(
@@ -526,10 +526,10 @@ def _mib(size: int) -> str:
 # The memory of this machine, or of the container that this process runs in.
 
 
-CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS_FOLDER = Path("/sys/fs/cgroup")
 
 
-def measure_machine_memory(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+def measure_machine_memory(root: Path = CGROUPS_FOLDER, own: Path = Path("/proc/self/cgroup")) -> int:
     """Returns the bytes of memory that this process could use. That is the memory of the machine, or the smallest limit
     of the process's control groups (versions 1 and 2) and their parents, whichever is less. `root` and `own`: where the
     system describes the control groups."""
@@ -566,7 +566,7 @@ def _text(path: Path) -> str:
 # The settings of a process as a whole, whatever it runs.
 
 
-MACHINE_SHARE = 4
+MACHINE_MEMORY_DIVISOR = 4
 """Divisor of the machine's memory, without the setting. Its page cache serves reads, and other processes run."""
 
 
@@ -587,4 +587,4 @@ def compute_process_memory(
     process = load_config(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
     needed = compute_minimum_bytes(shares, given)
     own = process.memory_bytes // processes
-    return own or max(needed, min(most, measure_machine_memory() // MACHINE_SHARE) // processes)
+    return own or max(needed, min(most, measure_machine_memory() // MACHINE_MEMORY_DIVISOR) // processes)

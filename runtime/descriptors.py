@@ -34,15 +34,15 @@ except ImportError:  # Windows, where only clients run
 
 FILES_MAX = 1 << 20
 """Limit of descriptors above which more are worth nothing: a connection has 80 KiB."""
-SPARES = 64
-RESERVE = 256
+SPARE_DESCRIPTORS = 64
+RESERVED_DESCRIPTORS = 256
 """Descriptors for what is no connection of a port: a bookie has about 110 files open, a process 20 sockets and pipes of
 its own."""
-NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
+NO_DESCRIPTOR_ERRORS = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class DescriptorLimits(NamedTuple):
-    """The limits of this process that `FileDescriptors.prepare` has set: `limit`, how many files may be open, and
+    """The limits of this process that `FileDescriptors.open_spares` has set: `limit`, how many files may be open, and
     `connections_max`, how many connections its ports may have together."""
 
     limit: int
@@ -67,9 +67,9 @@ class FileDescriptors:
     def connections_max(self) -> int:
         """Returns how many connections all ports of the process may have together: the limit of open files less a
         reserve."""
-        return max(self.limit - min(RESERVE, self.limit // 2), 1)
+        return max(self.limit - min(RESERVED_DESCRIPTORS, self.limit // 2), 1)
 
-    def prepare(self) -> DescriptorLimits:
+    def open_spares(self) -> DescriptorLimits:
         """Raises the process's limit of open files, opens the spare descriptors, and returns the limits. In a forked
         process, first drops the state that it inherited from its parent."""
         self.limit = raise_files_limit()
@@ -83,7 +83,7 @@ class FileDescriptors:
     def open_missing_spares(self) -> None:
         """Opens spare descriptors again, as many as are missing and as the limit allows."""
         with self._lock, contextlib.suppress(OSError):
-            while self._pid == os.getpid() and len(self._spares) < min(SPARES, self.limit // 8):
+            while self._pid == os.getpid() and len(self._spares) < min(SPARE_DESCRIPTORS, self.limit // 8):
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
@@ -102,7 +102,7 @@ class FileDescriptors:
                 found = opening()
                 break
             except OSError as error:
-                if error.errno not in NONE_FREE or not self._lend():
+                if error.errno not in NO_DESCRIPTOR_ERRORS or not self._lend():
                     raise
         if self.lent:
             self._recover()
@@ -121,7 +121,7 @@ class FileDescriptors:
         """Opens the lent spares again; they count as lent until all of them are open."""
         self.open_missing_spares()
         with self._lock:
-            if len(self._spares) >= min(SPARES, self.limit // 8):
+            if len(self._spares) >= min(SPARE_DESCRIPTORS, self.limit // 8):
                 self.lent = 0
 
     def reserve_connection(self) -> bool:
@@ -162,5 +162,5 @@ def _bounded(limit: int) -> int:
     return FILES_MAX if limit < 0 else min(limit, FILES_MAX)  # RLIM_INFINITY
 
 
-PROCESS = FileDescriptors()
+PROCESS_DESCRIPTORS = FileDescriptors()
 """The descriptors of this process."""

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .descriptors import PROCESS
+from .descriptors import PROCESS_DESCRIPTORS
 from .files import DIRECT_ALIGNMENT, Buffer
 
 EXIT_DISK_FAILED = 70
@@ -176,7 +176,7 @@ class SystemFiles:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
-        return (DirectFile if direct else SystemFile)(PROCESS.open_file(path, flags, _FILE_MODE), path)
+        return (DirectFile if direct else SystemFile)(PROCESS_DESCRIPTORS.open_file(path, flags, _FILE_MODE), path)
 
     def allocate_buffer(self, size: int) -> memoryview:
         return _arena(size)
@@ -185,7 +185,7 @@ class SystemFiles:
         return os.path.exists(path)
 
     def list_directory(self, path: str) -> list[str]:
-        return sorted(PROCESS.list_directory(path))
+        return sorted(PROCESS_DESCRIPTORS.list_directory(path))
 
     def make_directories(self, path: str) -> None:
         path = os.path.abspath(path)
@@ -208,7 +208,7 @@ class SystemFiles:
         os.remove(path)
 
     def sync_directory(self, path: str) -> None:
-        fd = PROCESS.open_file(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = PROCESS_DESCRIPTORS.open_file(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

@@ -7,10 +7,10 @@
 
 **/livez** is 200 while the last beat is younger than HUNG_S, else 503. It asks neither another process nor the event
 loop, because it must answer when the event loop hangs. **/startz** is 200 once the process has started, whatever
-happens later. **/readyz** is 200 if `HEALTH.readiness` returns no reason, else 503 and a line for each reason (with
-`Accept: application/json` an object). If the event loop does not answer within READY_S, that is a reason too. Probes
-need no credentials, so the answers say nothing about stored data. At most CONNECTIONS_MAX connections are open, each
-for REQUEST_S at most. If one more comes, the oldest is closed, so that idle connections make no probe fail.
+happens later. **/readyz** is 200 if `PROCESS_HEALTH.readiness` returns no reason, else 503 and a line for each reason
+(with `Accept: application/json` an object). If the event loop does not answer within READY_S, that is a reason too.
+Probes need no credentials, so the answers say nothing about stored data. At most CONNECTIONS_MAX connections are open,
+each for REQUEST_S at most. If one more comes, the oldest is closed, so that idle connections make no probe fail.
 **systemd** gets a notification at the start (READY=1), at each beat if it asked for a watchdog (WATCHDOG=1), and at the
 end (STOPPING=1): sd_notify(3). Guarding tests: tests/runtime/test_health.py.
 """
@@ -32,13 +32,13 @@ from ..proto.errors import Busy
 from .clock import SystemClock
 from .network import Endpoint
 
-BEAT_S = 1.0
+BEAT_INTERVAL_S = 1.0
 """Seconds between two beats: 5 µs each, so nothing of an idle process."""
-HUNG_S = 5.0
+HUNG_AFTER_S = 5.0
 """Age of the last beat from which the event loop counts as hanging; a long turn of a busy loop takes 0.1 s."""
-READY_S = 2.0
+READINESS_TIMEOUT_S = 2.0
 """Seconds for the reasons: a probe of Kubernetes waits as long, or longer."""
-REQUEST_S = 2.0
+REQUEST_TIMEOUT_S = 2.0
 CONNECTIONS_MAX = 16
 HEAD_BYTES_MAX = 8192
 ERROR_PAUSE_S = 0.1
@@ -47,7 +47,7 @@ WINDOW_BEATS = 30
 """Beats of which the metrics show the longest lag, and the share of processor time. Two windows are kept, so that a
 scrape each 30 s sees each lag."""
 
-Readiness = Callable[[], Awaitable[Sequence[str]]]
+CheckReadiness = Callable[[], Awaitable[Sequence[str]]]
 _now = SystemClock().monotonic
 _LOG = logging.getLogger("magnetar.health")
 
@@ -75,12 +75,12 @@ class EventLoopHeartbeat:
         self._used.append((now, time.thread_time()))
         if self._watched:
             notify_systemd("WATCHDOG=1")
-        loop.call_later(BEAT_S, self._beat, loop, now + BEAT_S)
+        loop.call_later(BEAT_INTERVAL_S, self._beat, loop, now + BEAT_INTERVAL_S)
 
     @property
     def lag_s(self) -> float:
         """Returns the longest delay of a beat in the last minute, in seconds."""
-        late = 0.0 if self.beat_at is None else _now() - self.beat_at - BEAT_S
+        late = 0.0 if self.beat_at is None else _now() - self.beat_at - BEAT_INTERVAL_S
         return max(late, *self._lags, 0.0)
 
     @property
@@ -95,10 +95,10 @@ class EventLoopHeartbeat:
     def why_hanging(self) -> str:
         """Returns a text that says that the event loop hangs, and for how many seconds; "" if it does not hang."""
         age_s = 0.0 if self.beat_at is None else _now() - self.beat_at
-        return f"the event loop has not run for {age_s:.1f} s" if age_s > HUNG_S else ""
+        return f"the event loop has not run for {age_s:.1f} s" if age_s > HUNG_AFTER_S else ""
 
 
-HEARTBEAT = EventLoopHeartbeat()
+LOOP_HEARTBEAT = EventLoopHeartbeat()
 
 
 async def _starting() -> Sequence[str]:
@@ -115,7 +115,7 @@ class Health:
     started. `endpoint`: where probes ask; None: nowhere."""
 
     def __init__(self) -> None:
-        self.readiness: Readiness = _starting
+        self.readiness: CheckReadiness = _starting
         self.endpoint: Endpoint | None = None  # where probes ask
 
     @property
@@ -133,7 +133,7 @@ class Health:
         return await self.readiness()
 
 
-HEALTH = Health()
+PROCESS_HEALTH = Health()
 
 
 # -------------------------------------------------------------------------------------------------------- probes
@@ -205,7 +205,7 @@ class HealthServer:
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             try:
-                connection.settimeout(REQUEST_S)
+                connection.settimeout(REQUEST_TIMEOUT_S)
                 connection.sendall(self._answer(_read_head(connection)))
             finally:
                 with self._lock:
@@ -217,33 +217,35 @@ class HealthServer:
         if method not in ("GET", "HEAD"):
             return _response(method, "405 Method Not Allowed", "text/plain", "only GET\n")
         if path == "/livez":
-            hanging = HEARTBEAT.why_hanging()
+            hanging = LOOP_HEARTBEAT.why_hanging()
             return _reasons_response(head, method, [hanging] if hanging else [], "not alive")
         if path == "/startz":
-            return _reasons_response(head, method, [] if HEALTH.has_started else ["it is starting"], "not started")
+            return _reasons_response(
+                head, method, [] if PROCESS_HEALTH.has_started else ["it is starting"], "not started"
+            )
         if path == "/readyz":
             return _reasons_response(head, method, self._why_not_ready(), "not ready")
         return _response(method, "404 Not Found", "text/plain", "there are /livez, /startz and /readyz\n")
 
     def _why_not_ready(self) -> Sequence[str]:
-        if hanging := HEARTBEAT.why_hanging():
+        if hanging := LOOP_HEARTBEAT.why_hanging():
             return [hanging]
         try:
-            asking = asyncio.run_coroutine_threadsafe(HEALTH.why_not_ready(), self._loop)
+            asking = asyncio.run_coroutine_threadsafe(PROCESS_HEALTH.why_not_ready(), self._loop)
         except RuntimeError:  # the loop is closed
             return ["it is stopping"]
         try:
-            return asking.result(READY_S)
+            return asking.result(READINESS_TIMEOUT_S)
         except TimeoutError:
             asking.cancel()
-            return [f"no answer of the event loop within {READY_S:g} s"]
+            return [f"no answer of the event loop within {READINESS_TIMEOUT_S:g} s"]
         except Exception as error:
             return [f"whether it is ready could not be found out: {error!r}"]
 
 
 def _read_head(connection: socket.socket) -> str:
     """Returns the head of a request. Raises TimeoutError if it does not arrive within REQUEST_S."""
-    head, deadline = b"", _now() + REQUEST_S
+    head, deadline = b"", _now() + REQUEST_TIMEOUT_S
     while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES_MAX:
         connection.settimeout(max(0.01, deadline - _now()))
         received = connection.recv(HEAD_BYTES_MAX)

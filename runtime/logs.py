@@ -23,10 +23,10 @@ from ..proto.errors import InvalidConfiguration
 from .access import Caller, Principal, PrincipalKind
 from .clock import Clock
 
-Format = Literal["text", "json"]
-AUDIT = "magnetar.audit"
+LogFormat = Literal["text", "json"]
+AUDIT_LOGGER = "magnetar.audit"
 _CHANGES = logging.getLogger("magnetar.logs")
-LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _configured = "info"
 """The level of `configure_logging`, which `set_level` goes back to."""
@@ -35,7 +35,7 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 def configure_logging(
-    format: Format = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
+    format: LogFormat = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
 ) -> None:
     """Configures the logs of the process: all log records of `level` and above are written to `stream` (default:
     stderr), as text or JSON. The audit log is written there too. Replaces an earlier configuration. `process`: a name
@@ -43,8 +43,8 @@ def configure_logging(
     InvalidConfiguration if the format or the level is unknown."""
     if format not in ("text", "json"):
         raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
-    if level.lower() not in LEVELS:
-        allowed = ", ".join(LEVELS)
+    if level.lower() not in LOG_LEVELS:
+        allowed = ", ".join(LOG_LEVELS)
         raise InvalidConfiguration(f"log level {level!r} is unknown; allowed: {allowed}", setting="log_level")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(process) if format == "json" else TextFormatter(process))
@@ -97,7 +97,7 @@ def open_audit_log(path: str) -> None:
 def _audit_to(handler: logging.Handler) -> None:
     """Sends the audit log to `handler`. Its records are lines of JSON, and are written whatever the log level is."""
     handler.setFormatter(logging.Formatter("%(message)s"))
-    audit = logging.getLogger(AUDIT)
+    audit = logging.getLogger(AUDIT_LOGGER)
     audit.handlers[:] = [handler]
     audit.setLevel(logging.INFO)
     audit.propagate = False
@@ -150,22 +150,23 @@ class JsonFormatter(logging.Formatter):
 # `result` is "done", "denied" or the name of the error; `why` says more. It has names and no payloads, and of what is
 # changed the names of the fields and not their values. Lines go to the logger `magnetar.audit`: to the server's stderr,
 # whatever its log level, or to the file that the section [audit] of the settings names. Denials of one caller are
-# written at most DENIALS_MAX in DENIALS_S seconds; how many were left out is said in the next line. A caller whose
-# credentials are refused has no name: its lines are counted by its address.
+# written at most LOGGED_DENIALS_MAX in DENIAL_WINDOW_S seconds; how many were left out is said in the next line. A
+# caller whose credentials are refused has no name: its lines are counted by its address.
 #
-# An act that needs a grant alone, as a program does it, is written at most ACTS_MAX times in ACTS_S seconds for its
-# role, whatever it is done to. Of administration no act is left out; only the same one again, done to the same with the
-# same result, has that bound. `left_out` says how many more there were: in the next such line, or in one of its
-# own when the time is over and anything else is written. Guarding tests: tests/runtime/test_audit.py.
+# An act that needs a grant alone, as a program does it, is written at most OPERATION_REPEATS_MAX times in
+# OPERATION_WINDOW_S seconds for its role, whatever it is done to. Of administration no act is left out; only the same
+# one again, done to the same with the same result, has that bound. `left_out` says how many more there were: in the
+# next such line, or in one of its own when the time is over and anything else is written. Guarding tests:
+# tests/runtime/test_audit.py.
 
 
-_LOG = logging.getLogger(AUDIT)
+_LOG = logging.getLogger(AUDIT_LOGGER)
 
-DENIALS_MAX = 10
-DENIALS_S = 1.0
-ACTS_MAX = 10
-ACTS_S = 60.0
-CALLERS_MAX = 1000
+LOGGED_DENIALS_MAX = 10
+DENIAL_WINDOW_S = 1.0
+OPERATION_REPEATS_MAX = 10
+OPERATION_WINDOW_S = 60.0
+LOGGED_CALLERS_MAX = 1000
 """Callers whose denials are counted; the one that was denied longest ago is forgotten first."""
 NAME_CHARACTERS_MAX = 256
 
@@ -197,16 +198,16 @@ class AuditLog:
         the caller's address; `more`: further members of the line. Acts of a LOCAL caller are not written, because it
         has no name.
 
-        At most ACTS_MAX repetitions of an act in ACTS_S seconds are written. `is_administration`: only acts with the
-        same object and result count as repetitions of this act."""
+        At most OPERATION_REPEATS_MAX repetitions of an act in OPERATION_WINDOW_S seconds are written.
+        `is_administration`: only acts with the same object and result count as repetitions of this act."""
         if principal.kind is PrincipalKind.LOCAL:
             return
         now, name = self._clock.monotonic(), str(principal)
         key = (name, act, on[:NAME_CHARACTERS_MAX], result) if is_administration else (name, act)
         found = self._acts.get(key)
-        if found is not None and now - found.since >= ACTS_S:
+        if found is not None and now - found.since >= OPERATION_WINDOW_S:
             del self._acts[key]
-            if left_out := max(0, found.count - ACTS_MAX):
+            if left_out := max(0, found.count - OPERATION_REPEATS_MAX):
                 more["left_out"] = left_out
             found = None
         self._drop_old(now)
@@ -214,7 +215,7 @@ class AuditLog:
             same = (on, result) if is_administration else ("", "")
             found = self._acts[key] = _Repeated(now, principal, act, *same)
         found.count += 1
-        if found.count <= ACTS_MAX:
+        if found.count <= OPERATION_REPEATS_MAX:
             self._write(principal, act, on, result, **{"from": peer}, **more)
 
     def _drop_old(self, now: float) -> None:
@@ -223,11 +224,11 @@ class AuditLog:
         """
         while self._acts:
             key, oldest = next(iter(self._acts.items()))
-            if now - oldest.since < ACTS_S and len(self._acts) < CALLERS_MAX:
+            if now - oldest.since < OPERATION_WINDOW_S and len(self._acts) < LOGGED_CALLERS_MAX:
                 return
             del self._acts[key]
-            if oldest.count > ACTS_MAX:
-                left_out = oldest.count - ACTS_MAX
+            if oldest.count > OPERATION_REPEATS_MAX:
+                left_out = oldest.count - OPERATION_REPEATS_MAX
                 self._write(oldest.principal, oldest.act, oldest.on, oldest.result, left_out=left_out)
 
     @property
@@ -237,13 +238,13 @@ class AuditLog:
 
     def record_denial(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
         """Writes to the audit log that an authenticated caller was not permitted to do the act `act` on the object
-        `on`, and why. `peer`: the address of the caller; "": not known. Of one caller at most DENIALS_MAX denials in
-        DENIALS_S seconds are written."""
+        `on`, and why. `peer`: the address of the caller; "": not known. Of one caller at most LOGGED_DENIALS_MAX
+        denials in DENIAL_WINDOW_S seconds are written."""
         self._denied(str(principal), principal, act, on, why, peer)
 
     def record_refusal(self, caller: Caller, act: str, why: str) -> None:
         """Writes to the audit log that the credentials of a caller were refused. The reason `why` must not quote the
-        credentials. Of one address at most DENIALS_MAX refusals in DENIALS_S seconds are written."""
+        credentials. Of one address at most LOGGED_DENIALS_MAX refusals in DENIAL_WINDOW_S seconds are written."""
         host = caller.peer.rpartition(":")[0]
         self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)
 
@@ -251,12 +252,12 @@ class AuditLog:
         now = self._clock.monotonic()
         since, count = self._denials.pop(caller, (now, 0))
         left_out = 0
-        if now - since >= DENIALS_S:
-            left_out, since, count = max(0, count - DENIALS_MAX), now, 0
+        if now - since >= DENIAL_WINDOW_S:
+            left_out, since, count = max(0, count - LOGGED_DENIALS_MAX), now, 0
         self._denials[caller] = since, count + 1
-        if len(self._denials) > CALLERS_MAX:
+        if len(self._denials) > LOGGED_CALLERS_MAX:
             self._denials.popitem(last=False)
-        if count < DENIALS_MAX:
+        if count < LOGGED_DENIALS_MAX:
             more: dict[str, object] = {"from": peer} if peer else {}
             if left_out:
                 more["left_out"] = left_out

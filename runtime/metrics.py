@@ -39,18 +39,52 @@ if TYPE_CHECKING:
         UnknownMetricFamily,
     )  # fmt: skip
 
-SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+DURATION_BOUNDS = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
 """Bounds for durations, from a fast sync to a lost quorum."""
 
-BYTES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1 << 20, 2 << 20, 4 << 20)
+SIZE_BOUNDS = (
+    128,
+    256,
+    512,
+    1024,
+    2048,
+    4096,
+    8192,
+    16384,
+    32768,
+    65536,
+    131072,
+    262144,
+    524288,
+    1 << 20,
+    2 << 20,
+    4 << 20,
+)
 """Bounds for the sizes of entries."""
 
-WAITING = 64
+WAITING_VALUES_MAX = 64
 """Values that wait to be counted, at most about."""
-MANY = 16
+COUNT_EQUAL_FROM = 16
 """Values from which on equal ones are counted first: sizes of entries are mostly equal."""
-RECENT_S = 60.0
-CHUNK_LINES = 1000
+QUANTILE_WINDOW_S = 60.0
+LINES_PER_CHUNK = 1000
 
 _NAME = re.compile(r"magnetar_[a-z0-9_]+")
 
@@ -81,7 +115,7 @@ class Histogram:
     def observe_values(self, values: Sequence[float]) -> None:
         """Records one observation of each value."""
         bounds, counts = self.bounds, self._counts
-        if len(values) > MANY:
+        if len(values) > COUNT_EQUAL_FROM:
             for value, times in Counter(values).items():
                 counts[bisect_left(bounds, value)] += times
         else:
@@ -136,7 +170,7 @@ class RecentQuantiles:
         seconds. A quantile is interpolated inside its bucket; in the last bucket it is the last bound."""
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
-        if now - since >= RECENT_S or key not in self._looks:
+        if now - since >= QUANTILE_WINDOW_S or key not in self._looks:
             before = then
             self._looks[key] = now, list(histogram.counts), before
         counts = [count - old for count, old in zip(histogram.counts, before, strict=True)]
@@ -190,12 +224,12 @@ class MetricSeries:
     def chunks(self) -> Iterator[bytes]:
         """Yields the text of the metric in pieces of at most CHUNK_LINES lines, so that making one piece blocks the
         interpreter only for a short time. Yields nothing if there are no lines."""
-        for first in range(0, len(self.lines), CHUNK_LINES):
-            text = self._name + self._name.join(self.lines[first : first + CHUNK_LINES])
+        for first in range(0, len(self.lines), LINES_PER_CHUNK):
+            text = self._name + self._name.join(self.lines[first : first + LINES_PER_CHUNK])
             yield (text if first else self._head + text).encode()
 
 
-LEVELS = ("topic", "namespace", "none")
+METRICS_LEVELS = ("topic", "namespace", "none")
 
 
 class MetricsQuery(NamedTuple):
@@ -213,8 +247,8 @@ class MetricsQuery(NamedTuple):
         if unknown:
             raise InvalidRequest(f"a page of metrics takes level and namespace, not {unknown[0][:100]!r}")
         level, namespace = found.get("level", ""), found.get("namespace", "")
-        if level and level not in LEVELS:
-            raise InvalidRequest(f"level must be {', '.join(LEVELS)}, not {level[:100]!r}")
+        if level and level not in METRICS_LEVELS:
+            raise InvalidRequest(f"level must be {', '.join(METRICS_LEVELS)}, not {level[:100]!r}")
         return cls(level, str(NamespaceName.parse(namespace)) if namespace else "")
 
     def __str__(self) -> str:
@@ -332,7 +366,7 @@ class MetricsPage:
         return (family for family, _ in self._families.values())
 
 
-Measure = Callable[[MetricsPage], Awaitable[None]]
+FillMetricsPage = Callable[[MetricsPage], Awaitable[None]]
 """Writes the page of `GET /metrics`; the serving process sets it (cli/run/metrics.py `MeasuredParts`)."""
 
 

@@ -89,19 +89,19 @@ def _labelled(line: str, label: str) -> str:
 
 MEASURE_TIMEOUT_S = 5.0
 """Half of Prometheus' default scrape timeout: the scraper gets the error before it gives up."""
-REQUEST_S = 5.0
+REQUEST_TIMEOUT_S = 5.0
 """Seconds without a byte of a request after which a connection is closed."""
 CONNECTIONS_MAX = 16
 """Most connections: each has a thread. Above it the oldest is closed: those that send slowly, or nothing, keep no
 scraper out."""
 
-Measure = Callable[[MetricsPage], Awaitable[None]]
+FillMetricsPage = Callable[[MetricsPage], Awaitable[None]]
 
 
 class _Parts:
     """The collector of a page: asks the event loop for it from the thread of a request."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, measure: Measure) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, measure: FillMetricsPage) -> None:
         self._loop = loop
         self._measure = measure
 
@@ -220,7 +220,7 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
     class Handler(_SilentHandler):
         """A handler that ends a request after REQUEST_S."""
 
-        timeout = REQUEST_S
+        timeout = REQUEST_TIMEOUT_S
 
     Server.address_family, host = _get_best_family(endpoint.host, endpoint.port)  # type: ignore[no-untyped-call]
     server = make_server(host, endpoint.port, application, Server, handler_class=Handler)
@@ -239,7 +239,7 @@ class MetricsServer:
         self.endpoint = Endpoint(host, server.server_port)
 
     @classmethod
-    async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
+    async def start(cls, endpoint: Endpoint, measure: FillMetricsPage) -> MetricsServer:
         """Starts to serve the metrics at `endpoint` (port 0: a free port), and returns the server. `measure`: the
         coroutine function that fills each page; it is called in the running event loop. Raises Busy if the port is
         taken, or the address does not belong to this machine."""

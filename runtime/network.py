@@ -34,7 +34,17 @@ from google.protobuf.message import Message
 
 from ..proto.errors import MagnetarError
 from ..proto.names import parse_number
-from .access import LOCAL, NOTHING, OPEN, Caller, CallerAccess, Guard, ListenerAccess, Principal, TlsFiles
+from .access import (
+    LOCAL_PRINCIPAL,
+    NO_CREDENTIALS,
+    OPEN_ACCESS,
+    Caller,
+    CallerAccess,
+    Guard,
+    ListenerAccess,
+    Principal,
+    TlsFiles,
+)
 from .clock import Clock
 from .files import Buffer, Files
 from .tasks import Workers
@@ -42,9 +52,9 @@ from .tasks import Workers
 # ----------------------------------------------------------------------------------------------------------------- keys
 # The keys of peer connections (CURVE), and the gate of a peer server, which says whose key it takes.
 #
-# Without keys a connection is in clear (`CLEAR`). Security of this design: docs/security.md.
+# Without keys a connection is in clear (`NO_PEER_KEYS`). Security of this design: docs/security.md.
 
-NO_KEY = "00" * 32
+NO_PUBLIC_KEY = "00" * 32
 """Key that no server has."""
 
 
@@ -57,7 +67,7 @@ class KeyPair:
     secret: bytes = field(repr=False)  # 32 bytes
 
 
-class PeerGate(Protocol):
+class PeerAdmission(Protocol):
     """Decides which processes may connect to a peer server. The server calls it. A process is identified by its public
     key, as 64 hexadecimal digits."""
 
@@ -78,7 +88,7 @@ class PeerServerKeys:
     gate admits."""
 
     own: KeyPair
-    gate: PeerGate
+    gate: PeerAdmission
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,7 @@ class PeerClientKeys:
     own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/sockets.py)
 
 
-CLEAR = PeerClientKeys()
+NO_PEER_KEYS = PeerClientKeys()
 """A peer connection without keys."""
 
 
@@ -111,7 +121,7 @@ STREAM_QUEUE_BYTES = 8 << 20
 """Bound of the queue in one direction of a stream; above it `send` waits (back-pressure)."""
 
 
-SLOW_S = 0.01
+SLOWED_RECEIVE_S = 0.01
 """Seconds between two multiparts when a peer server is slowed down: 100 MB/s of requests that are refused. A fence of
 another process waits one such pause for each connection before its own."""
 
@@ -188,7 +198,7 @@ class CallContext:
     """The caller of a call, as the handler of the call gets it."""
 
     peer: str  # address of the caller, for logs and statistics
-    principal: Principal = LOCAL
+    principal: Principal = LOCAL_PRINCIPAL
     client: str = ""  # name and version of a client of Pulsar, as it says; empty over gRPC
 
 
@@ -309,14 +319,14 @@ class RunningPeerServer(RunningServer, Protocol):
         encrypted."""
         ...
 
-    def slow_down(self, slow: bool) -> None:
+    def receive_slowly(self, slow: bool) -> None:
         """With `slow`, receives only one multipart message every SLOW_S seconds, from each connection in turn; without,
         receives normally again. While the server is slow, senders must store the requests that they cannot send. A
         request that ends the overload still arrives, and a live connection still answers heartbeats."""
         ...
 
 
-class Request(Protocol):
+class PeerRequest(Protocol):
     """A request of a peer, as the server receives it. `head` and `frames` are those of `Peer.request`. The server must
     call `reply` exactly once."""
 
@@ -367,7 +377,7 @@ class AnswerListener(Protocol):
         ...
 
 
-def send_and_notify(asker: AnswerListener, answer: Future[PeerReply]) -> None:
+def notify_asker_of_answer(asker: AnswerListener, answer: Future[PeerReply]) -> None:
     """Passes the outcome of a request to `asker`. `answer` is the future that `Peer.request` returned; it must be done.
     If it was cancelled, `asker` gets CancelledError."""
     error = CancelledError() if answer.cancelled() else answer.exception()
@@ -377,7 +387,7 @@ def send_and_notify(asker: AnswerListener, answer: Future[PeerReply]) -> None:
         asker.on_answered(*answer.result())
 
 
-PeerService = Callable[[Sequence[Request]], None]
+PeerService = Callable[[Sequence[PeerRequest]], None]
 """Called with all requests of one turn. Must not wait and must not raise."""
 
 
@@ -411,11 +421,11 @@ class Peer(Protocol):
         ...
 
 
-Room = Callable[[], memoryview]
+ProvideBuffer = Callable[[], memoryview]
 """Returns memory for at least one byte. Called when bytes have arrived, so that a reader that waits needs no buffer."""
 
 
-Enough = Callable[[int], bool]
+MustWakeReader = Callable[[int], bool]
 """Called with the size of each piece that has arrived in the memory of `room`. Returns whether the reader must be woken
 now: most pieces of a large frame are of no use to it alone. Must not raise."""
 
@@ -447,7 +457,7 @@ class ByteStream(Protocol):
         may have."""
         ...
 
-    async def read_into(self, room: Room, enough: Enough | None = None) -> int:
+    async def read_into(self, room: ProvideBuffer, enough: MustWakeReader | None = None) -> int:
         """Waits for bytes, and writes them into the memory that the function `room` returns. Returns how many bytes
         were read; 0 if the other end has closed the connection. Raises ConnectionLost if the connection is lost. Only
         one reader may read at a time.
@@ -491,7 +501,7 @@ class Network(Protocol):
     `SimNetwork` the simulated one."""
 
     async def serve(
-        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN_ACCESS
     ) -> RunningServer:
         """Starts a gRPC server, and returns it when it listens. Each service is (name in proto/wire.proto, handler).
         `access`: the rules for callers. Port 0 means a free port. Raises Busy if the port is taken,
@@ -499,14 +509,14 @@ class Network(Protocol):
         """
         ...
 
-    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NO_CREDENTIALS) -> Channel:
         """Returns a channel to the gRPC server at `endpoint`; the connection is made later. `access`: the credentials,
         and the files for TLS. Raises InvalidConfiguration if a TLS file cannot be used, or if credentials would leave
         this machine without encryption."""
         ...
 
     async def serve_bytes(
-        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN_ACCESS
     ) -> RunningByteServer:
         """Starts a listener for TCP connections, or TLS ones, and returns it. `service` is called for each connection.
         Port 0 means a free port. Raises Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used.
@@ -527,7 +537,7 @@ class Network(Protocol):
         if the port is taken."""
         ...
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = NO_PEER_KEYS) -> Peer:
         """Returns the client end of a connection to the peer server at `endpoint` with this `identity` (16 bytes). The
         connection is made at the first request. With `access.own`, the connection is encrypted, and only a server with
         the key `access.server` is accepted."""
@@ -538,8 +548,8 @@ class Network(Protocol):
         ...
 
 
-HEALTH = "grpc.health.v1.Health"
-REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+HEALTH_SERVICE = "grpc.health.v1.Health"
+REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """Services of gRPC itself, by their full names: proto/health.proto, proto/reflection.proto."""
 ETCD = "etcdserverpb."
 """How the full names of etcd's services begin: proto/etcd.proto."""
@@ -582,7 +592,7 @@ def _standard_service(service: str) -> Any:
         from ..proto import etcd_pb2
 
         return etcd_pb2.DESCRIPTOR.services_by_name[service.removeprefix(ETCD)]
-    file = health_pb2 if service == HEALTH else reflection_pb2
+    file = health_pb2 if service == HEALTH_SERVICE else reflection_pb2
     return file.DESCRIPTOR.services_by_name[service.rpartition(".")[2]]
 
 

@@ -45,14 +45,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from .clock import SystemClock
-from .health import BEAT_S, HUNG_S, has_systemd_watchdog, notify_systemd
+from .health import BEAT_INTERVAL_S, HUNG_AFTER_S, has_systemd_watchdog, notify_systemd
 from .process import tune_glibc_heap
 from .schedule_core import (
-    STOP_S,
-    Effect,
+    CHILD_STOP_TIMEOUT_S,
     Exit,
     ForkProcess,
     KillProcess,
+    ProcessEffect,
     ProcessSchedule,
     ReportServing,
     TerminateProcess,
@@ -61,10 +61,10 @@ from .tasks import Tasks
 
 _LOG = logging.getLogger("magnetar.parent")
 
-Facts = dict[str, dict[str, str]]
+ProcessFacts = dict[str, dict[str, str]]
 """Name of a process → what it says of itself when it serves."""
 
-READ_BYTES = 1 << 20
+LINK_READ_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -75,7 +75,7 @@ class ProcessSpec(NamedTuple):
 
     name: str
     work: Callable[[ParentLink], int]
-    stop_s: float = STOP_S
+    stop_s: float = CHILD_STOP_TIMEOUT_S
 
 
 class _Running:
@@ -93,19 +93,19 @@ class ParentProcess:
     started when all those of the earlier tiers serve. Calls `on_serve` once, when all processes serve, with the facts
     that each of them reported (`ParentLink.report_ready`)."""
 
-    def __init__(self, tiers: Sequence[Sequence[ProcessSpec]], on_serve: Callable[[Facts], None]) -> None:
+    def __init__(self, tiers: Sequence[Sequence[ProcessSpec]], on_serve: Callable[[ProcessFacts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}
         self._schedule = ProcessSchedule(
             [[spec.name for spec in tier] for tier in tiers], {name: spec.stop_s for name, spec in self._specs.items()}
         )
         self._on_serve = on_serve
         self._running: dict[str, _Running] = {}
-        self._facts: Facts = {}
+        self._facts: ProcessFacts = {}
         self._asked: dict[int, tuple[str, int]] = {}  # our question → who asked, its number
         self._questions = 0
         self._signals: list[int] = []
         self._code: int | None = None
-        self._effects: deque[Effect] = deque()
+        self._effects: deque[ProcessEffect] = deque()
         self._doing = False
         self._watched = has_systemd_watchdog()
         self._hanging = set[str]()
@@ -150,7 +150,7 @@ class ParentProcess:
         if self._watched:
             if self._schedule.is_stopping or not self._find_hanging():
                 notify_systemd("WATCHDOG=1")
-            at = min(at or math.inf, self._now() + BEAT_S)
+            at = min(at or math.inf, self._now() + BEAT_INTERVAL_S)
         ready = self._selector.select(None if at is None else max(0.0, at - self._now()))
         for key, events in ready:
             if key.data is None:
@@ -171,10 +171,10 @@ class ParentProcess:
 
     def _find_hanging(self) -> list[str]:
         """Returns the processes whose event loop hangs; logs each once."""
-        late_s = self._now() - HUNG_S
+        late_s = self._now() - HUNG_AFTER_S
         found = [each.name for each in self._running.values() if each.beat_at is not None and each.beat_at < late_s]
         for name in set(found) - self._hanging:
-            _LOG.error("the event loop of process %s has not run for %g s: systemd is not told", name, HUNG_S)
+            _LOG.error("the event loop of process %s has not run for %g s: systemd is not told", name, HUNG_AFTER_S)
         self._hanging = set(found)
         return found
 
@@ -202,7 +202,7 @@ class ParentProcess:
         self._do(effects)
 
     # ------------------------------------------------------------------ effects
-    def _do(self, effects: list[Effect]) -> None:
+    def _do(self, effects: list[ProcessEffect]) -> None:
         """Carries out effects in order; effects that result from them follow."""
         self._effects += effects
         while self._effects and not self._doing:
@@ -212,7 +212,7 @@ class ParentProcess:
             finally:
                 self._doing = False
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: ProcessEffect) -> None:
         match effect:
             case ForkProcess(name):
                 self._fork(self._specs[name])
@@ -286,7 +286,7 @@ class ParentProcess:
     def _read(self, running: _Running) -> None:
         while True:
             try:
-                data = running.link.recv(READ_BYTES)
+                data = running.link.recv(LINK_READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -451,10 +451,10 @@ class LinkFrameDecoder:
 
 _CHILD_LOG = logging.getLogger("magnetar.child")
 
-OTHERS_S = 3.0
+OTHERS_METRICS_WAIT_S = 3.0
 """Seconds to wait for the pages of the others: less than a scraper and the page itself wait."""
 
-Text = Callable[[str], Awaitable[bytes]]
+MetricsText = Callable[[str], Awaitable[bytes]]
 """Returns the text of the metrics for the query of a page."""
 
 
@@ -492,7 +492,7 @@ class ParentLink:
         self._questions: dict[int, _Question] = {}
         self._last = 0
 
-    async def attach(self, text: Text) -> None:
+    async def attach(self, text: MetricsText) -> None:
         """Begins to use the link, in the running event loop. Must be called once, before all other methods. `text`
         returns the metrics of this process as text for a query; it is called when another process asks for them."""
         reader, self._writer = await asyncio.open_connection(sock=self._link)
@@ -516,7 +516,7 @@ class ParentLink:
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._send(LinkFrame(LinkFrameKind.BEAT))
-            loop.call_later(BEAT_S, self._beat, loop)
+            loop.call_later(BEAT_INTERVAL_S, self._beat, loop)
 
     async def ask_metrics_of_others(self, query: str = "") -> OtherProcessMetrics:
         """Asks the other processes of the server for their metrics, waits for them at most OTHERS_S, and returns the
@@ -526,10 +526,10 @@ class ParentLink:
             question = self._questions[self._last] = _Question()
             try:
                 self._send(LinkFrame(LinkFrameKind.ASK, self._last, query.encode()))
-                async with asyncio.timeout(OTHERS_S):
+                async with asyncio.timeout(OTHERS_METRICS_WAIT_S):
                     await question.answered.wait()
             except TimeoutError:
-                _CHILD_LOG.warning("not every process said its metrics within %g s", OTHERS_S)
+                _CHILD_LOG.warning("not every process said its metrics within %g s", OTHERS_METRICS_WAIT_S)
             finally:
                 del self._questions[self._last]
         return OtherProcessMetrics(question.pages, question.restarts)
@@ -538,11 +538,11 @@ class ParentLink:
         assert self._writer is not None, "it is attached"
         self._writer.write(encode_frame(frame))
 
-    async def _read(self, reader: asyncio.StreamReader, text: Text) -> None:
+    async def _read(self, reader: asyncio.StreamReader, text: MetricsText) -> None:
         frames = LinkFrameDecoder()
         while True:
             try:
-                data = await reader.read(READ_BYTES)
+                data = await reader.read(LINK_READ_BYTES)
             except OSError:
                 data = b""
             if not data:
@@ -551,7 +551,7 @@ class ParentLink:
             for frame in frames.decode_frames(data):
                 self._on_frame(frame, text)
 
-    def _on_frame(self, frame: LinkFrame, text: Text) -> None:
+    def _on_frame(self, frame: LinkFrame, text: MetricsText) -> None:
         if frame.kind is LinkFrameKind.ASK:
             self._tasks.spawn(self._answer(frame, text), "child-page")
             return
@@ -570,7 +570,7 @@ class ParentLink:
         logging.shutdown()
         os._exit(1)
 
-    async def _answer(self, frame: LinkFrame, text: Text) -> None:
+    async def _answer(self, frame: LinkFrame, text: MetricsText) -> None:
         try:
             found = await text(frame.body.decode())
         except Exception:  # the page lacks this process, and says so

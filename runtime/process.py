@@ -34,12 +34,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ..proto.errors import InvalidRequest, MagnetarError
-from .access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
+from .access import NO_CREDENTIALS, OPEN_ACCESS, CallerAccess, ListenerAccess, TlsFiles
 from .clock import Clock, ServerClock
 from .disk import SystemFiles
 from .grpc import client, server
 from .network import (
-    CLEAR,
+    NO_PEER_KEYS,
     ByteService,
     ByteStream,
     Channel,
@@ -61,14 +61,14 @@ from .tasks import SystemWorkers
 from .tcp import listening
 
 # -------------------------------------------------------------------------------------------------------- chance
-# The system's random source: the kernel's bytes, `BLOCK_BYTES` at a time.
+# The system's random source: the kernel's bytes, `RANDOM_BLOCK_BYTES` at a time.
 #
 # Each question to the kernel is a system call for which the interpreter's lock is given away, and a loop that is busy
 # waits for it again: the claims and tokens of a topic that is opened took 20 us each. A process that was forked begins
 # with a block of its own. Guarded by tests/runtime/test_chance.py.
 
 
-BLOCK_BYTES = 4096
+RANDOM_BLOCK_BYTES = 4096
 
 
 class SystemRandomNumbers(random.SystemRandom):
@@ -84,9 +84,9 @@ class SystemRandomNumbers(random.SystemRandom):
     def randbytes(self, n: int) -> bytes:
         end = self._at + n
         if end > len(self._block):
-            if n > BLOCK_BYTES:
+            if n > RANDOM_BLOCK_BYTES:
                 return super().randbytes(n)
-            self._block, self._at, end = super().randbytes(BLOCK_BYTES), 0, n
+            self._block, self._at, end = super().randbytes(RANDOM_BLOCK_BYTES), 0, n
         taken, self._at = self._block[self._at : end], end
         return taken
 
@@ -118,15 +118,15 @@ class SystemNetwork:
         self._context = sockets.ZmqContext()
 
     async def serve(
-        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN_ACCESS
     ) -> RunningServer:
         return await server.serve(endpoint, services, access, self._clock)
 
-    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NO_CREDENTIALS) -> Channel:
         return client.connect(endpoint, access)
 
     async def serve_bytes(
-        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN_ACCESS
     ) -> RunningByteServer:
         return await listening.serve(endpoint, service, access)
 
@@ -138,7 +138,7 @@ class SystemNetwork:
     ) -> RunningPeerServer:
         return await peer_server.serve(self._context, endpoint, identity, service, access)
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = NO_PEER_KEYS) -> Peer:
         return peers.ZmqPeer(self._context, self._clock, endpoint, identity, access)
 
     def generate_keys(self) -> KeyPair:
@@ -159,11 +159,11 @@ interpreter while the event loop waits for it: a tenth of CPython's. p99 of adds
 flushes without a pause, five interleaved pairs on a busy machine: 175/734/133/217/23 ms against 391/63/80/28/14."""
 
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_process(
-    main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals] = STOPPING
+    main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals] = STOP_SIGNALS
 ) -> int:
     """Runs the program `main` to its end on a new event loop, and returns its exit code.
 
@@ -176,7 +176,7 @@ def run_process(
     """
     tune_glibc_heap()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.set_threshold(*GC_START)
+    gc.set_threshold(*GC_STARTUP_THRESHOLDS)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_until_signal(main, stopping))
@@ -220,7 +220,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-TRIM_BYTES, TRIM_BYTES_MIN = 64 << 20, 8 << 20
+TRIM_HEAP_BYTES, TRIM_BYTES_MIN = 64 << 20, 8 << 20
 
 
 def tune_glibc_heap() -> None:
@@ -231,7 +231,7 @@ def tune_glibc_heap() -> None:
     if mallopt is None:
         return
     mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-    mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, TRIM_HEAP_BYTES)
     mallopt(_M_ARENA_MAX, 2)
 
 
@@ -240,7 +240,7 @@ def set_heap_trim_threshold(free_bytes: int) -> None:
     TRIM_BYTES_MIN … TRIM_BYTES. Has no effect where `tune_glibc_heap` has none."""
     mallopt = _mallopt()
     if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, max(TRIM_BYTES_MIN, min(free_bytes, TRIM_BYTES)))
+        mallopt(_M_TRIM_THRESHOLD, max(TRIM_BYTES_MIN, min(free_bytes, TRIM_HEAP_BYTES)))
 
 
 def _mallopt() -> Callable[[int, int], int] | None:
@@ -259,7 +259,7 @@ between two collections they cost a tenth of the throughput (three bookies, 1 KB
 88,000 to 108,500), and of the time of a replay. What is delivered and not acknowledged yet lives through a collection
 for nothing: with 20,000 a fiftieth of the server's time under `key-shared` was collections."""
 
-GC_START = (200_000, 20, 50)
+GC_STARTUP_THRESHOLDS = (200_000, 20, 50)
 """Thresholds of the collector until `freeze_objects`: the objects of imported modules stay alive, so collecting them is
 useless. It took 17 of the 250 ms of processor time from the start of `magnetar standalone` to its first line."""
 

@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
-SOUND_S = 10.0
+STABLE_AFTER_S = 10.0
 """Seconds after which a process that runs is sound: if it ends later, that is a new failure, not the last one again."""
-STOP_S = 15.0
+CHILD_STOP_TIMEOUT_S = 15.0
 """Seconds for an end in order: half as long again as a part of a process has (runtime/process.py)."""
 
 
@@ -62,7 +62,7 @@ class Exit(NamedTuple):
     code: int
 
 
-Effect = ForkProcess | TerminateProcess | KillProcess | ReportServing | Exit
+ProcessEffect = ForkProcess | TerminateProcess | KillProcess | ReportServing | Exit
 
 
 class ProcessState(enum.Enum):
@@ -102,18 +102,20 @@ class ProcessSchedule:
     def __init__(self, tiers: Sequence[Sequence[str]], stop_s: Mapping[str, float] = MappingProxyType({})) -> None:
         """Creates the schedule. `tiers`: the names of the processes. `stop_s`: by process, how many seconds it has for
         its end, if not STOP_S."""
-        self._tiers = [[ManagedProcess(name, stop_s.get(name, STOP_S)) for name in tier] for tier in tiers]
+        self._tiers = [
+            [ManagedProcess(name, stop_s.get(name, CHILD_STOP_TIMEOUT_S)) for name in tier] for tier in tiers
+        ]
         self._by_name = {each.name: each for tier in self._tiers for each in tier}
         self._served = False
         self._code: int | None = None  # of the whole server, once it stops
         assert len(self._by_name) == sum(map(len, tiers)), "the names of processes are distinct"
 
     # ------------------------------------------------------------------ facts
-    def start(self, now: float) -> list[Effect]:
+    def start(self, now: float) -> list[ProcessEffect]:
         """Starts the processes of the first tier. Called once."""
         return self._start_members(self._tiers[0], now)
 
-    def on_process_ready(self, name: str, now: float) -> list[Effect]:
+    def on_process_ready(self, name: str, now: float) -> list[ProcessEffect]:
         """Fact: a process serves. When its whole tier serves, the next tier is started; after the last tier, returns
         ReportServing, once."""
         member = self._by_name[name]
@@ -130,7 +132,7 @@ class ProcessSchedule:
         self._served = True
         return [ReportServing()]
 
-    def on_process_exited(self, name: str, code: int, now: float) -> list[Effect]:
+    def on_process_exited(self, name: str, code: int, now: float) -> list[ProcessEffect]:
         """Fact: a running process has ended with this exit code."""
         member = self._by_name[name]
         assert member.is_running, f"{name} ends, and did not run"
@@ -141,14 +143,14 @@ class ProcessSchedule:
             member.state = ProcessState.OVER
             return self.stop(code or 1, now)
         member.state = ProcessState.DOWN
-        if now - member.began >= SOUND_S:
+        if now - member.began >= STABLE_AFTER_S:
             member.pause_s = 0.0
         member.due = now + member.pause_s
         member.pause_s = min(RETRY_MAX_S, max(RETRY_MIN_S, 2 * member.pause_s))
         member.restarts += 1
         return self.tick(now)
 
-    def stop(self, code: int, now: float) -> list[Effect]:
+    def stop(self, code: int, now: float) -> list[ProcessEffect]:
         """Begins to stop all processes. `code` will be the exit code of the server. Does nothing if it stops already.
         """
         if self._code is not None:
@@ -159,9 +161,9 @@ class ProcessSchedule:
                 member.state, member.due = ProcessState.OVER, None
         return self._stop_next(now)
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[ProcessEffect]:
         """Returns the effects that are due at `now`: processes to start again, and processes to kill."""
-        effects: list[Effect] = []
+        effects: list[ProcessEffect] = []
         for member in self._by_name.values():
             if member.due is None or member.due > now:
                 continue
@@ -211,19 +213,19 @@ class ProcessSchedule:
             assert member.pause_s <= RETRY_MAX_S, "the pause has a bound"
 
     # ------------------------------------------------------------------ steps
-    def _start_members(self, members: Iterable[ManagedProcess], now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _start_members(self, members: Iterable[ManagedProcess], now: float) -> list[ProcessEffect]:
+        effects: list[ProcessEffect] = []
         for member in members:
             member.state, member.began, member.due = ProcessState.STARTING, now, None
             effects.append(ForkProcess(member.name))
         return effects
 
-    def _stop_next(self, now: float) -> list[Effect]:
+    def _stop_next(self, now: float) -> list[ProcessEffect]:
         assert self._code is not None
         for tier in reversed(self._tiers):
             if not any(each.is_running for each in tier):
                 continue
-            effects: list[Effect] = []
+            effects: list[ProcessEffect] = []
             for member in tier:
                 if member.state in (ProcessState.STARTING, ProcessState.SERVING):
                     member.state, member.due = ProcessState.STOPPING, now + member.stop_s

@@ -340,8 +340,8 @@ async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]])
 #
 # A task *fails* when it raises, and also when something other than `close` cancels it: a cancelled future that it
 # awaited looks the same. It is run again, from its beginning, after `RETRY_MIN_S`, then twice as long each time, up to
-# `RETRY_MAX_S`; after `SOUND_S` of running the pause is `RETRY_MIN_S` again. A task that returns has ended. So a task
-# must be able to begin again in its object, with the state that its last run left.
+# `RETRY_MAX_S`; after `STABLE_AFTER_S` of running the pause is `RETRY_MIN_S` again. A task that returns has ended. So a
+# task must be able to begin again in its object, with the state that its last run left.
 #
 # `final` decides which errors end a task for good: `SupervisedTask.ended` raises them, and the task is shown as
 # failing. A restart is a timer, not a task, so it does not keep a loop from ending. Guards:
@@ -352,11 +352,11 @@ RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
 """Seconds between two starts, at most: a task that fails at once costs a log line and its first steps, twice a minute.
 """
-SOUND_S = 60.0
+STABLE_AFTER_S = 60.0
 """Seconds after which a task that runs is sound: its next failure is a new one."""
 
-Work = Callable[[], Coroutine[Any, Any, None]]
-Final = Callable[[Exception], bool]
+TaskFunction = Callable[[], Coroutine[Any, Any, None]]
+IsFinalError = Callable[[Exception], bool]
 
 
 def _none_is_final(error: Exception) -> bool:
@@ -368,7 +368,7 @@ class SupervisedTask:
     last failure; "" once the task has run for SOUND_S since. `ended`: a future that is done when the task has returned,
     has raised a final error, or was cancelled."""
 
-    def __init__(self, name: str, work: Work, final: Final, supervisor: Supervisor) -> None:
+    def __init__(self, name: str, work: TaskFunction, final: IsFinalError, supervisor: Supervisor) -> None:
         self.name = name
         self.why = ""  # of the last failure, until it has run for SOUND_S
         self._work = work
@@ -387,7 +387,7 @@ class SupervisedTask:
         self._timer = None
         self._task = self._loop.create_task(self._work(), name=self.name)
         self._task.add_done_callback(self._on_task_ended)
-        self._sound = self._loop.call_later(SOUND_S, self._is_sound)
+        self._sound = self._loop.call_later(STABLE_AFTER_S, self._is_sound)
 
     def _is_sound(self) -> None:
         self.why, self._pause_s = "", RETRY_MIN_S
@@ -448,7 +448,9 @@ class Supervisor:
                 found[kept.name] += bool(kept.why)
         return found
 
-    def start_supervised(self, name: str, work: Work, *, final: Final = _none_is_final) -> SupervisedTask:
+    def start_supervised(
+        self, name: str, work: TaskFunction, *, final: IsFinalError = _none_is_final
+    ) -> SupervisedTask:
         """Starts `work()` as a task, and returns the SupervisedTask. Starts `work()` again whenever it fails, after a
         pause of RETRY_MIN_S to RETRY_MAX_S. If the function `final` returns True for an error of the task, the task is
         not restarted."""

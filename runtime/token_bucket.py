@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-RESOLUTION_S = 0.016
+WAIT_S_MIN = 0.016
 """Shortest wait in seconds for what is owed: many short ones cost more than they smooth (PIP-322)."""
-ROUNDING = 1e-6
+TOKEN_ROUNDING = 1e-6
 """Part of a token that may be missing: times are binary fractions."""
 
 
@@ -71,13 +71,13 @@ class TokenBucket:
         """Returns the seconds until tokens are available again: at least RESOLUTION_S, or 0 if some are available now.
         """
         self._fill(now)
-        return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
+        return 0.0 if self._tokens > 0 else max(WAIT_S_MIN, -self._tokens / self.rate)
 
     def try_spend_tokens(self, count: float, now: float) -> bool:
         """Removes `count` tokens and returns True if that many are available; else removes none and returns False. For
         more than `burst` tokens, `burst` tokens must be available, and the rest becomes a debt."""
         self._fill(now)
-        if self._tokens < min(count, self.burst) - ROUNDING:
+        if self._tokens < min(count, self.burst) - TOKEN_ROUNDING:
             return False
         self._tokens -= count
         return True
@@ -86,7 +86,7 @@ class TokenBucket:
         """Returns the seconds until `try_spend_tokens(count, …)` succeeds; 0 if it does now."""
         self._fill(now)
         missing = min(count, self.burst) - self._tokens
-        return 0.0 if missing <= ROUNDING else missing / self.rate
+        return 0.0 if missing <= TOKEN_ROUNDING else missing / self.rate
 
 
 # ---------------------------------------------------------------------------------------------------------------- rates

@@ -26,8 +26,8 @@ from ..proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
 from ..proto.names import is_valid_role
 from ..runtime.access import (
     AUTHORIZATION_MAX,
-    NOTHING,
-    OPEN,
+    NO_CREDENTIALS,
+    OPEN_ACCESS,
     Caller,
     CallerAccess,
     ListenerAccess,
@@ -310,18 +310,18 @@ class SecuredNetwork:
         )
 
     async def serve(
-        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN_ACCESS
     ) -> RunningServer:
         access = replace(self._listener, limits=access.limits, memory=access.memory)
         return await self._inner.serve(endpoint, services, access)
 
     async def serve_bytes(
-        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN_ACCESS
     ) -> RunningByteServer:
         access = replace(self._listener, limits=access.limits, memory=access.memory)
         return await self._inner.serve_bytes(endpoint, service, access)
 
-    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NO_CREDENTIALS) -> Channel:
         return BrokerChannel(self._inner.connect(endpoint, self._caller))
 
 
@@ -378,7 +378,7 @@ def _own_refusal(endpoint: Endpoint, error: Unauthenticated) -> Unavailable:
     )
 
 
-TOKEN_SOON_MS = 14 * 86_400_000
+TOKEN_EXPIRY_WARNING_MS = 14 * 86_400_000
 """A broker whose own token ends within so many ms warns of it in its log, daily."""
 
 
@@ -403,7 +403,11 @@ class BrokerOwnToken:
         if not compare_digest(token.encode(), self._token.encode()):
             self._token, self._ends_ms = token, read_token_end_ms(token)
         now_ms = self._clock.wall_ms()
-        if self._ends_ms and self._ends_ms - now_ms < TOKEN_SOON_MS and now_ms - self._warned_ms >= 86_400_000:
+        if (
+            self._ends_ms
+            and self._ends_ms - now_ms < TOKEN_EXPIRY_WARNING_MS
+            and now_ms - self._warned_ms >= 86_400_000
+        ):
             self._warned_ms = now_ms
             _LOG.warning(
                 "%s, the broker's own token, ends at %s: no other broker answers this one then; write a new one to the"

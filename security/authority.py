@@ -18,7 +18,7 @@ from ..proto.errors import AlreadyExists, InvalidConfiguration, Unauthenticated
 from ..runtime.disk import SystemFiles
 from .members import METADATA, ROLES, make_member_name, make_member_uri
 from .settings import Secret, SecuritySettings, read_private_file
-from .token import HEAD, create_token, verify_claims
+from .token import REVOCATION_FILE_HEADER, create_token, verify_claims
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90
@@ -26,14 +26,15 @@ TOKEN_LIFETIME_S = 90 * 86_400.0
 OPERATOR = "admin"
 MEMBERS = "members"
 BROKER = "broker"
-OFF_SERVERS = (
+FILES_NOT_ON_SERVERS = (
     "ca-key.pem", "token-key.pem", f"{OPERATOR}.token", f"{MEMBERS}/operator.pem", f"{MEMBERS}/operator-key.pem",
 )  # fmt: skip
 """Keys that sign, and what makes its holder a super user or an operator: no server reads them."""
-REVOKED = "revoked.txt"
-FILES = (
-    *OFF_SERVERS, "ca.pem", "token-public.pem", "broker.pem", "broker-key.pem", f"{BROKER}.token", "security.toml",
-    REVOKED, *(f"{MEMBERS}/{role}{end}" for role in ROLES if role != "operator" for end in (".pem", "-key.pem")),
+REVOKED_FILE = "revoked.txt"
+SECURITY_FILES = (
+    *FILES_NOT_ON_SERVERS, "ca.pem", "token-public.pem", "broker.pem", "broker-key.pem", f"{BROKER}.token",
+    "security.toml",
+    REVOKED_FILE, *(f"{MEMBERS}/{role}{end}" for role in ROLES if role != "operator" for end in (".pem", "-key.pem")),
 )  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def create_authority_files(folder: Path, hosts: list[str], now: datetime.datetim
     for role in (OPERATOR, BROKER):
         made = create_token(Secret(_private_pem(token_key)), "ES256", role, now_ms, TOKEN_LIFETIME_S)
         _write(folder / f"{role}.token", made.encode() + b"\n")
-    _write(folder / REVOKED, HEAD.encode(), 0o644)
+    _write(folder / REVOKED_FILE, REVOCATION_FILE_HEADER.encode(), 0o644)
     _write(folder / "security.toml", _SETTINGS.replace("CLUSTER", cluster).encode(), 0o644)
     (folder / MEMBERS).mkdir(mode=0o700)
     for role in ROLES:
@@ -81,8 +82,8 @@ def create_authority_files(folder: Path, hosts: list[str], now: datetime.datetim
 def has_all_files(folder: Path) -> bool:
     """Returns True if the folder has every file that `create_authority_files` creates, False if it has none of them.
     Raises AlreadyExists if it has only some of them."""
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if missing and len(missing) < len(FILES):
+    missing = [name for name in SECURITY_FILES if not (folder / name).is_file()]
+    if missing and len(missing) < len(SECURITY_FILES):
         raise AlreadyExists(f"{folder} has no {missing[0]}, but other files: bring it back, or give a new folder")
     return not missing
 
@@ -96,9 +97,9 @@ def copy_server_files(folder: Path, servers: Path) -> list[str]:
         raise AlreadyExists(f"{servers} has files of another authority than {folder}: give an empty folder")
     (servers / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
-    for name in sorted(set(FILES) - set(OFF_SERVERS)):
+    for name in sorted(set(SECURITY_FILES) - set(FILES_NOT_ON_SERVERS)):
         source, target = folder / name, servers / name
-        data = source.read_bytes() if name != REVOKED else _united(source, target)
+        data = source.read_bytes() if name != REVOKED_FILE else _united(source, target)
         if not target.exists() or target.read_bytes() != data:
             _replace(target, data, source.stat().st_mode & 0o777)
             written.append(name)
@@ -222,7 +223,7 @@ def find_tokens_of_older_keys(folder: Path) -> list[str]:
     return found
 
 
-def remove_all_but_newest(path: Path) -> None:
+def remove_older_signers(path: Path) -> None:
     """Removes all certificates or keys except the newest from the file `path` (`ca.pem` or `token-public.pem`). What
     the removed ones have signed is not valid any more."""
     _replace(path, _newest(path), 0o644)

@@ -2,7 +2,7 @@
 
 An unknown user and a wrong password get the same answer after the same work. For an unknown user, the password is
 compared with the hash of another user, and the result is ignored. Hashes are computed in AT_ONCE workers; further
-callers wait, at most WAITING_MAX. A successful login is cached for REMEMBER_S under a keyed digest of user and
+callers wait, at most WAITING_MAX. A successful login is cached for LOGIN_CACHE_S under a keyed digest of user and
 password, or until the file changes. A password that another machine sends without encryption is refused.
 
 Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
@@ -120,21 +120,23 @@ def _digits(value: int, count: int) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------------ guessing
-# Limits the guessing of passwords: after FAILURES_FREE failures of a key, each further one makes the next wait longer.
+# Limits the guessing of passwords: after UNDELAYED_FAILURES failures of a key, each further one makes the next wait
+# longer.
 #
-# A key is an address or a user. The wait is 1 s at first and doubles to 60 s; a key without failures for FORGET_S is
-# forgotten. Pure: time comes in as `now_s`. The number of keys is bounded: the one that failed longest ago goes first.
+# A key is an address or a user. The wait is 1 s at first and doubles to 60 s; a key without failures for
+# FAILURE_MEMORY_S is forgotten. Pure: time comes in as `now_s`. The number of keys is bounded: the one that failed
+# longest ago goes first.
 
 
-FAILURES_FREE = 5
+UNDELAYED_FAILURES = 5
 WAIT_MAX_S = 60.0
-FORGET_S = 600.0
-KEYS_MAX = 10_000
+FAILURE_MEMORY_S = 600.0
+FAILED_KEYS_MAX = 10_000
 
 
 class FailedLogins:
-    """Counts the failed logins, by address and by user. From the FAILURES_FREE-th failure on, the next attempt must
-    wait, longer after each failure."""
+    """Counts the failed logins, by address and by user. From the UNDELAYED_FAILURES-th failure on, the next attempt
+    must wait, longer after each failure."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → number, when the last was
@@ -143,16 +145,16 @@ class FailedLogins:
         """Returns for how many seconds the address or user `key` must wait before the next attempt to log in; 0 if it
         may try now."""
         count, last_s = self._failed.get(key, (0, now_s))
-        if count < FAILURES_FREE or now_s - last_s >= FORGET_S:
+        if count < UNDELAYED_FAILURES or now_s - last_s >= FAILURE_MEMORY_S:
             return 0.0
-        wait_s = min(WAIT_MAX_S, 2.0 ** min(count - FAILURES_FREE, 10))
+        wait_s = min(WAIT_MAX_S, 2.0 ** min(count - UNDELAYED_FAILURES, 10))
         return max(0.0, last_s + wait_s - now_s)
 
     def record_failure(self, key: str, now_s: float) -> None:
         """Counts a failed login of the address or user `key`, at the time `now_s` in seconds."""
         count, last_s = self._failed.pop(key, (0, now_s))
-        self._failed[key] = (1 if now_s - last_s >= FORGET_S else count + 1, now_s)
-        if len(self._failed) > KEYS_MAX:
+        self._failed[key] = (1 if now_s - last_s >= FAILURE_MEMORY_S else count + 1, now_s)
+        if len(self._failed) > FAILED_KEYS_MAX:
             self._failed.popitem(last=False)
 
     def clear_failures(self, key: str) -> None:
@@ -163,12 +165,12 @@ class FailedLogins:
 # --------------------------------------------------------------------------------------------------------- basic
 
 
-AT_ONCE = 2
-WAITING_MAX = 100
-REMEMBER_S = 300.0
-CREDENTIALS_MAX = 2048
+HASHES_AT_ONCE = 2
+WAITING_CALLERS_MAX = 100
+LOGIN_CACHE_S = 300.0
+CREDENTIALS_CHARACTERS_MAX = 2048
 """Characters of base64: user and password."""
-FILE_BYTES_MAX = 1 << 20
+PASSWORD_FILE_BYTES_MAX = 1 << 20
 
 
 class BasicProvider:
@@ -186,7 +188,7 @@ class BasicProvider:
         self._workers = workers
         self._idle: list[Worker] = []
         self._started = 0
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turn = asyncio.Semaphore(HASHES_AT_ONCE)
         self._waiting = 0
         self._guessing = FailedLogins()
         self._key = os.urandom(32)
@@ -215,7 +217,7 @@ class BasicProvider:
             await self._check(users, user, password, (f"address {address}", f"user {user}"))
             found = Principal(user, PrincipalKind.CLIENT, "basic", proof=self._proof(users.get(user, "")))
             if self._version == self._users.version:
-                self._known.add(digest, found, self._clock.monotonic() + REMEMBER_S)
+                self._known.add(digest, found, self._clock.monotonic() + LOGIN_CACHE_S)
         return found
 
     def why_lapsed(self, principal: Principal) -> str:
@@ -230,7 +232,7 @@ class BasicProvider:
 
     async def _check(self, users: Mapping[str, str], user: str, password: bytes, keys: tuple[str, str]) -> None:
         self._refuse_guessing(keys)
-        if self._waiting >= WAITING_MAX + AT_ONCE:
+        if self._waiting >= WAITING_CALLERS_MAX + HASHES_AT_ONCE:
             raise Unavailable("too many logins with a password wait for their turn: try again")
         self._waiting += 1
         try:
@@ -274,8 +276,8 @@ class BasicProvider:
 def parse_basic_credentials(credentials: str) -> tuple[str, bytes]:
     """Returns the user and the password in `credentials`, which must be the base64 text of USER:PASSWORD; the password
     may contain colons. Raises Unauthenticated if they are malformed."""
-    if len(credentials) > CREDENTIALS_MAX:
-        raise Unauthenticated(f"the user and password have more than {CREDENTIALS_MAX} characters")
+    if len(credentials) > CREDENTIALS_CHARACTERS_MAX:
+        raise Unauthenticated(f"the user and password have more than {CREDENTIALS_CHARACTERS_MAX} characters")
     try:
         user, colon, password = base64.b64decode(credentials, validate=True).partition(b":")
         name = user.decode()
@@ -287,7 +289,7 @@ def parse_basic_credentials(credentials: str) -> tuple[str, bytes]:
 
 
 def _read(source: str) -> Mapping[str, str]:
-    return parse_htpasswd(read_private_file(source.removeprefix("file:").removeprefix("//"), FILE_BYTES_MAX))
+    return parse_htpasswd(read_private_file(source.removeprefix("file:").removeprefix("//"), PASSWORD_FILE_BYTES_MAX))
 
 
 def _verify(users: Mapping[str, str], key: bytes, user: str, password: bytes) -> bool:

@@ -25,12 +25,12 @@ from ..runtime.network import Network
 from ..runtime.peer.sockets import MemberNetwork
 from .settings import MembersSection
 
-SCHEME = "magnetar://"
+MEMBER_URI_SCHEME = "magnetar://"
 METADATA, BROKER, BOOKIE, OPERATOR = ROLES = ("metadata", "broker", "bookie", "operator")
-SERVICE = "/magnetar.wire.Metadata/"
-OF_OPERATORS = frozenset({"/magnetar.wire.Metadata/Backup"})
+METADATA_SERVICE_PATH = "/magnetar.wire.Metadata/"
+OPERATOR_PATHS = frozenset({"/magnetar.wire.Metadata/Backup"})
 CERTIFICATE_BYTES_MAX = 64 << 10
-REMEMBERED_MAX = 1000
+CACHED_CERTIFICATES_MAX = 1000
 """Most certificates that are remembered: parsing one takes about 100 µs."""
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
@@ -42,7 +42,7 @@ def make_member_uri(cluster: str, role: str, name: str) -> str:
     for part in (cluster, role, name):
         if not _PART.fullmatch(part):
             raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
-    return f"{SCHEME}{cluster}/{role}/{name}"
+    return f"{MEMBER_URI_SCHEME}{cluster}/{role}/{name}"
 
 
 def make_member_name(host: str) -> str:
@@ -65,8 +65,8 @@ class MemberGuard:
         digest = hashlib.sha256(caller.certificate).digest()
         found = self._known.get(digest)
         if found is None:
-            found = self._known[digest] = principal_of(caller.certificate, self._cluster)
-            if len(self._known) > REMEMBERED_MAX:
+            found = self._known[digest] = verify_member_certificate(caller.certificate, self._cluster)
+            if len(self._known) > CACHED_CERTIFICATES_MAX:
                 self._known.popitem(last=False)
         if self._clock.wall_ms() >= found.expires_ms:
             raise CredentialsExpired(f"the certificate of {found} has expired: see 'magnetar security member'")
@@ -74,22 +74,22 @@ class MemberGuard:
 
     def authorize(self, principal: Principal, path: str) -> None:
         """Raises Unauthorized if the role of the member may not call the rpc `path`."""
-        role = role_of(principal)
-        if not path.startswith(SERVICE) or role not in (BROKER, BOOKIE, OPERATOR):
+        role = get_member_role(principal)
+        if not path.startswith(METADATA_SERVICE_PATH) or role not in (BROKER, BOOKIE, OPERATOR):
             raise Unauthorized(f"{principal} may not call {path}")
-        if path in OF_OPERATORS and role != OPERATOR:
+        if path in OPERATOR_PATHS and role != OPERATOR:
             raise Unauthorized(f"{principal} is no operator, and only those may call {path}")
 
     def why_lapsed(self, principal: Principal) -> str:
         return ""  # certificates of members have an end, and no list of revoked ones
 
 
-def role_of(principal: Principal) -> str:
+def get_member_role(principal: Principal) -> str:
     """Returns the role of a member, one of ROLES; "" if the principal is not a member."""
     return principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
 
 
-def principal_of(certificate: bytes, cluster: str) -> Principal:
+def verify_member_certificate(certificate: bytes, cluster: str) -> Principal:
     """Returns the principal of the member that a certificate (PEM) names. Raises Unauthenticated if the certificate
     names no member of this cluster."""
     from cryptography import x509
@@ -104,8 +104,8 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
         raise Unauthenticated("the certificate is of no member: it has no URI magnetar://CLUSTER/ROLE/NAME") from None
-    ours = [each for each in uris if each.startswith(SCHEME)]
-    parts = ours[0].removeprefix(SCHEME).split("/") if len(ours) == 1 else []
+    ours = [each for each in uris if each.startswith(MEMBER_URI_SCHEME)]
+    parts = ours[0].removeprefix(MEMBER_URI_SCHEME).split("/") if len(ours) == 1 else []
     if len(parts) != 3 or not all(map(_PART.fullmatch, parts)) or parts[1] not in ROLES:
         raise Unauthenticated("the certificate is of no member: it has not exactly one URI magnetar://CLUSTER/ROLE/NAME")
     if parts[0] != cluster:
@@ -116,7 +116,7 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
     )  # fmt: skip
 
 
-def tls_files(settings: MembersSection, role: str) -> TlsFiles:
+def find_member_tls_files(settings: MembersSection, role: str) -> TlsFiles:
     """Returns the paths of the certificate and of the key of `role` in the members' folder, and of the file of the
     authorities. Raises InvalidConfiguration if the certificate is missing."""
     folder = Path(settings.folder)
@@ -131,15 +131,15 @@ def tls_files(settings: MembersSection, role: str) -> TlsFiles:
 def read_own_member_name(settings: MembersSection, role: str) -> str:
     """Returns the NAME in the certificate of `role` on this machine. Raises InvalidConfiguration if the certificate
     cannot be read, or is for another role or another cluster."""
-    path = tls_files(settings, role).certificate
+    path = find_member_tls_files(settings, role).certificate
     try:
         with open(path, "rb") as file:
-            principal = principal_of(file.read(CERTIFICATE_BYTES_MAX + 1), settings.cluster)
+            principal = verify_member_certificate(file.read(CERTIFICATE_BYTES_MAX + 1), settings.cluster)
     except OSError as error:
         raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
     except Unauthenticated as error:
         raise InvalidConfiguration(f"{path}: {error.message}") from error
-    if role_of(principal) != role:
+    if get_member_role(principal) != role:
         raise InvalidConfiguration(f"{path} is the certificate of {principal.name}, and this is a {role}")
     return principal.name.partition("/")[2]
 
@@ -149,5 +149,5 @@ def make_member_network(inner: Network, settings: MembersSection, role: str, clo
     member's certificate and verify those of other members. Raises InvalidConfiguration if the certificate is missing,
     or is for another role or cluster."""
     read_own_member_name(settings, role)
-    files = tls_files(settings, role)
+    files = find_member_tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

@@ -23,7 +23,7 @@ from ..proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated,
 from ..runtime.access import Principal, TlsFiles
 from ..runtime.clock import Clock
 from ..runtime.tasks import Worker, Workers
-from ..runtime.tcp.http_client import TIMEOUT_S, JsonClient
+from ..runtime.tcp.http_client import REQUEST_TIMEOUT_S, JsonClient
 from .settings import OidcSection
 from .token import (
     RSA_BITS_MAX,
@@ -32,16 +32,16 @@ from .token import (
     compute_credential_digest,
     decode_unverified_token,
     find_public_key_algorithms,
-    principal_of,
     verify_claims,
+    verify_principal_claims,
 )
 
 # ---------------------------------------------------------------------------------------------------------- jwks
 # JSON Web Key Sets: the public keys of an issuer. A key that cannot be used is left out, with all it says.
 
 
-KEYS_MAX = 100
-TEXT_MAX = 256
+KEYS_PER_ISSUER_MAX = 100
+KEY_ID_CHARACTERS_MAX = 256
 _NUMBER_MAX = RSA_BITS_MAX // 6 + 8  # characters of base64
 _EXPONENT_MAX = 16
 _ALLOWED = {"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"}
@@ -67,7 +67,7 @@ def parse_issuer_keys(document: Mapping[str, Any]) -> tuple[IssuerPublicKey, ...
     if not isinstance(found, list):
         return ()
     keys: dict[str, IssuerPublicKey] = {}
-    for each in found[:KEYS_MAX]:
+    for each in found[:KEYS_PER_ISSUER_MAX]:
         key = _parsed(each)
         if key is not None:
             keys.setdefault(key.kid, key)
@@ -78,7 +78,7 @@ def _parsed(jwk: object) -> IssuerPublicKey | None:
     if not isinstance(jwk, dict) or jwk.get("use", "sig") != "sig" or "d" in jwk:
         return None
     kid, algorithm = jwk.get("kid", ""), jwk.get("alg")
-    if not isinstance(kid, str) or len(kid) > TEXT_MAX:
+    if not isinstance(kid, str) or len(kid) > KEY_ID_CHARACTERS_MAX:
         return None
     key = _public(jwk)
     fits = tuple(each for each in find_public_key_algorithms(key) if each in _ALLOWED and algorithm in (None, each))
@@ -107,11 +107,11 @@ def _public(jwk: Mapping[str, Any]) -> object:
 # ---------------------------------------------------------------------------------------------------------- oidc
 
 
-REFRESH_S = 18 * 3600.0
-DROP_S = 24 * 3600.0
+KEYS_REFRESH_S = 18 * 3600.0
+KEYS_EXPIRE_S = 24 * 3600.0
 UNKNOWN_KID_S = 300.0
-RETRY_S = 5.0
-DISCOVERY = "/.well-known/openid-configuration"
+FETCH_RETRY_S = 5.0
+DISCOVERY_PATH = "/.well-known/openid-configuration"
 
 _LOG = logging.getLogger("magnetar.security")
 
@@ -157,12 +157,14 @@ class OidcProvider:
         if issuer is None:
             raise Unauthenticated("the token is of an issuer that this server does not know")
         kid = header.get("kid", "")
-        if not isinstance(kid, str) or len(kid) > TEXT_MAX:
+        if not isinstance(kid, str) or len(kid) > KEY_ID_CHARACTERS_MAX:
             raise Unauthenticated("the token's `kid` is no short text")
         key = await issuer.key(kid)
         if key is None:
             raise Unauthenticated("the token is not signed with a key of its issuer")
-        return principal_of(verify_claims(token, key.key, key.algorithms), self._rules, self._clock.wall_ms())
+        return verify_principal_claims(
+            verify_claims(token, key.key, key.algorithms), self._rules, self._clock.wall_ms()
+        )
 
     def _issuer_of(self, name: object) -> _Issuer | None:
         return self._issuers.get(name) if isinstance(name, str) else None
@@ -189,9 +191,9 @@ class _Issuer:
         """Returns the issuer's key with this id, or None if the issuer has no such key. Raises Unavailable if the
         issuer does not answer."""
         age_s = self._age_s()
-        if age_s is None or age_s >= DROP_S:
+        if age_s is None or age_s >= KEYS_EXPIRE_S:
             await self._fetch()
-        elif age_s >= REFRESH_S and self._may_ask():
+        elif age_s >= KEYS_REFRESH_S and self._may_ask():
             self._start()
         found = self._find(kid)
         if found is None and self._may_ask():
@@ -203,7 +205,7 @@ class _Issuer:
 
     def _may_ask(self) -> bool:
         """Returns whether the keys may be fetched again, because of an unknown `kid` or because they are old."""
-        return self._clock.monotonic() - self._asked_at >= (RETRY_S if self._failure else UNKNOWN_KID_S)
+        return self._clock.monotonic() - self._asked_at >= (FETCH_RETRY_S if self._failure else UNKNOWN_KID_S)
 
     def _find(self, kid: str) -> IssuerPublicKey | None:
         if not kid and len(self._keys) == 1:
@@ -217,7 +219,7 @@ class _Issuer:
         if self._failure is not None and self._fetching is None and not self._may_ask():
             raise self._unavailable(self._failure)
         fetching = self._start()
-        await asyncio.wait((fetching,), timeout=2 * TIMEOUT_S)
+        await asyncio.wait((fetching,), timeout=2 * REQUEST_TIMEOUT_S)
         if not fetching.done() or self._failure is not None:
             raise self._unavailable(self._failure)
 
@@ -236,7 +238,7 @@ class _Issuer:
 
     def _ask(self) -> dict[str, object]:
         """Fetches the keys; runs in the worker."""
-        found = self._client.request_json(self._name.removesuffix("/") + DISCOVERY)
+        found = self._client.request_json(self._name.removesuffix("/") + DISCOVERY_PATH)
         if found.get("issuer") != self._name:
             raise Unavailable("its discovery document is of another issuer")
         address = found.get("jwks_uri")

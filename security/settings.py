@@ -50,7 +50,7 @@ from ..runtime.clock import Clock
 
 SECRET_BYTES_MAX = 64 << 10
 """Most bytes of a file or variable: a key of RSA 16,384 has about 13,000."""
-NAME_MAX = 80
+SHOWN_NAME_CHARACTERS_MAX = 80
 """Characters of a file's name that an error shows; tokens are longer."""
 
 
@@ -106,7 +106,7 @@ def describe_secret_source(source: str) -> str:
     if source.startswith("data:"):
         return "the secret given inline"
     name = os.path.basename(source)
-    if len(name) <= NAME_MAX and not name.startswith("eyJ"):
+    if len(name) <= SHOWN_NAME_CHARACTERS_MAX and not name.startswith("eyJ"):
         return source
     return f"the file with a name of {len(name)} characters (write the path of a secret, never the secret itself)"
 
@@ -142,7 +142,7 @@ def read_private_file(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
 
 T = TypeVar("T")
 
-CHECK_S = 2.0
+FILE_CHECK_INTERVAL_S = 2.0
 
 _LOG = logging.getLogger("magnetar.security")
 
@@ -159,14 +159,14 @@ class WatchedValue(Generic[T]):
         self._clock = clock
         self._stamp = _stamp(source)
         self._value = load()
-        self._look_at = clock.monotonic() + CHECK_S
+        self._look_at = clock.monotonic() + FILE_CHECK_INTERVAL_S
 
     def load_current(self) -> T:
         """Returns the current value. If CHECK_S seconds have passed since the last check, first checks whether the
         source has changed, and loads the new value. If it cannot be loaded, logs the error, and the old value stays."""
         now = self._clock.monotonic()
         if now >= self._look_at:
-            self._look_at = now + CHECK_S
+            self._look_at = now + FILE_CHECK_INTERVAL_S
             self._reload()
         return self._value
 
@@ -196,7 +196,7 @@ SETTINGS_BYTES_MAX = 1 << 20
 CLOCK_SKEW_S_MAX = 3600
 ISSUERS_MAX = 5
 
-ALGORITHMS = (
+TOKEN_ALGORITHMS = (
     "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"
 )  # fmt: skip
 """Of tokens. Those that begin with HS are of a secret key, the others of a public one."""
@@ -314,7 +314,7 @@ class AuditSection:
     file: str = ""  # empty: with the server's log
 
 
-SECTIONS: dict[str, type[Any]] = {
+SECURITY_SECTIONS: dict[str, type[Any]] = {
     "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
     "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
     "broker": BrokerSection, "members": MembersSection, "zookeeper": ZookeeperSection,
@@ -387,9 +387,9 @@ class SecuritySettings:
 
 
 def _section(path: str, folder: Path, name: str, value: object) -> Any:
-    kind = SECTIONS.get(name)
+    kind = SECURITY_SECTIONS.get(name)
     if kind is None or not isinstance(value, dict):
-        raise InvalidConfiguration(f"{path}: {name!r} is no section; there are [{'], ['.join(SECTIONS)}]")
+        raise InvalidConfiguration(f"{path}: {name!r} is no section; there are [{'], ['.join(SECURITY_SECTIONS)}]")
     known = {each.name: type(each.default) for each in fields(kind)}
     for key, given in value.items():
         if key not in known:
@@ -466,8 +466,8 @@ def _store_faults(name: str, section: ZookeeperSection | EtcdSection) -> Iterato
 def _token_faults(token: TokenSection) -> Iterator[str]:
     if bool(token.secret_key) == bool(token.public_key):
         yield "[token] needs one of secret_key and public_key"
-    if token.algorithm and token.algorithm not in ALGORITHMS:
-        yield f"algorithm of [token] is one of {', '.join(ALGORITHMS)}"
+    if token.algorithm and token.algorithm not in TOKEN_ALGORITHMS:
+        yield f"algorithm of [token] is one of {', '.join(TOKEN_ALGORITHMS)}"
     if token.algorithm and token.algorithm.startswith("HS") != bool(token.secret_key):
         other = "public_key" if token.secret_key else "secret_key"
         yield f"[token] with algorithm {token.algorithm} needs a {other}"

@@ -34,7 +34,7 @@ from .settings import Secret, TokenSection, WatchedValue, read_secret
 # Principals of credentials that were verified: a look-up takes 2 µs, a verification 50 to 200, a password 80,000.
 
 
-REMEMBERED_MAX = 10_000
+CACHED_TOKENS_MAX = 10_000
 
 
 def compute_credential_digest(credential: str | bytes) -> bytes:
@@ -63,7 +63,7 @@ class PrincipalCache:
     def add(self, digest: bytes, principal: Principal, until: float) -> None:
         """Adds a principal, which `find` returns before the time `until`; 0: always."""
         self._known[digest] = principal, until
-        if len(self._known) > REMEMBERED_MAX:
+        if len(self._known) > CACHED_TOKENS_MAX:
             self._known.popitem(last=False)
 
     def clear(self) -> None:
@@ -75,15 +75,15 @@ class PrincipalCache:
 
 
 TOKEN_CHARACTERS_MAX = 16 << 10
-NEAR_MS = 120_000
+WHOLE_HOUR_TOLERANCE_MS = 120_000
 """Milliseconds around a whole hour that still count as one: clocks and lifetimes are not exact."""
 SECRET_BYTES_MIN = 32
 """Least bytes of an HMAC key, as RFC 7518 asks for HS256."""
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 16_384
-KEYS_MAX = 4
+PUBLIC_KEYS_MAX = 4
 """Most public keys in one file: each is tried, so a wrong token costs that many verifications."""
 
-_NO_TOKEN = "that is no token: it has three parts of base64, signed JSON"
+_NO_TOKEN_FIELD = "that is no token: it has three parts of base64, signed JSON"
 _HMAC = ("HS256", "HS384", "HS512")
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _PEM = re.compile(rb"-----BEGIN ([A-Z ]+)-----.*?-----END \1-----", re.DOTALL)
@@ -148,7 +148,7 @@ class TokenVerifier:
         """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid; the error text
         quotes nothing of the token except its times."""
         claims, proof = self._claims(token)
-        return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=proof)
+        return replace(verify_principal_claims(claims, self._rules, self._clock.wall_ms()), proof=proof)
 
     def _claims(self, token: str) -> tuple[Mapping[str, Any], bytes]:
         """Returns the claims of a token, and the digest of the key that signed them."""
@@ -174,7 +174,8 @@ class ClaimRules:
 
 def verify_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
     """Verifies the signature of a token and returns its claims. Raises Unauthenticated if the token is malformed or too
-    long, or was not signed by the key with one of the algorithms. Does not check the claims: `principal_of` does."""
+    long, or was not signed by the key with one of the algorithms. Does not check the claims: `verify_principal_claims`
+    does."""
     jwt = _sized(token)
     options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
     try:
@@ -184,7 +185,7 @@ def verify_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[st
     except jwt.InvalidAlgorithmError:
         raise Unauthenticated(f"the token's algorithm is none of {', '.join(algorithms)}") from None
     except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError, OverflowError):
-        raise Unauthenticated(_NO_TOKEN) from None
+        raise Unauthenticated(_NO_TOKEN_FIELD) from None
     return claims
 
 
@@ -195,7 +196,7 @@ def decode_unverified_token(token: str) -> tuple[Mapping[str, Any], Mapping[str,
     try:
         found = jwt.decode_complete(token, options={"verify_signature": False})
     except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError, OverflowError):
-        raise Unauthenticated(_NO_TOKEN) from None
+        raise Unauthenticated(_NO_TOKEN_FIELD) from None
     return found["header"], found["payload"]
 
 
@@ -214,7 +215,7 @@ def _sized(token: str) -> Any:
     return _jwt()
 
 
-def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> Principal:
+def verify_principal_claims(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> Principal:
     """Checks the claims of a token and returns its principal. Raises Unauthenticated if a claim is missing or
     malformed, or if the token has expired, is not valid yet, or is for another audience. `now_ms`: ms since the
     epoch."""
@@ -257,8 +258,8 @@ def _clocks(apart_ms: int) -> str:
     """Returns a hint to compare the clocks, or "". A difference near whole hours is often a clock that shows local time
     as UTC.
     """
-    hours, rest_ms = divmod(apart_ms + NEAR_MS, 3_600_000)
-    if not 1 <= hours <= 14 or rest_ms > 2 * NEAR_MS:
+    hours, rest_ms = divmod(apart_ms + WHOLE_HOUR_TOLERANCE_MS, 3_600_000)
+    if not 1 <= hours <= 14 or rest_ms > 2 * WHOLE_HOUR_TOLERANCE_MS:
         return ""
     return f". Compare the clocks: {hours} h apart may be a time zone"
 
@@ -289,7 +290,7 @@ def format_unverified_token(token: str) -> str:
         claims = jwt.decode(token, options={"verify_signature": False})
         return json.dumps({"header": jwt.get_unverified_header(token), "claims": claims}, indent=2)
     except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest(_NO_TOKEN) from error
+        raise InvalidRequest(_NO_TOKEN_FIELD) from error
 
 
 def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
@@ -338,8 +339,8 @@ def _verification_keys(settings: TokenSection, data: bytes) -> list[tuple[Any, t
             raise InvalidConfiguration("the secret key of [token] is a PEM file: a public key belongs to public_key")
         return [(data, _HMAC, data)]
     found = [each[0] for each in _PEM.finditer(data)] or [data]
-    if len(found) > KEYS_MAX:
-        raise InvalidConfiguration(f"{settings.public_key} has {len(found)} keys; at most {KEYS_MAX} are tried")
+    if len(found) > PUBLIC_KEYS_MAX:
+        raise InvalidConfiguration(f"{settings.public_key} has {len(found)} keys; at most {PUBLIC_KEYS_MAX} are tried")
     return [(*_public_key(settings.public_key, each), each) for each in found]
 
 
@@ -395,7 +396,7 @@ def _jwt() -> Any:
 
 
 FILE_BYTES_MAX = 1 << 20
-HEAD = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/security.md.\n"
+REVOCATION_FILE_HEADER = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/security.md.\n"
 
 
 class RevocationList:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ...proto.statistics import BrokerInfo, ClusterSummary, SubscriptionStats
 
 
-WORST = 5
+TOP_TOPICS_SHOWN = 5
 """Topics that `status` shows."""
 BROKER_COLUMNS = ("broker", "endpoint", "version", "up", "busy", "topics", "in", "out", "backlog", "connections")
 BOOKIE_COLUMNS = ("bookie", "endpoint", "version", "state", "freePercent", "freeBytes")
@@ -53,9 +53,9 @@ TOPIC_COLUMNS = (
     "topic", "in", "out", "bytesIn", "bytesOut", "backlog", "slowest", "slowestBacklog", "oldest", "storage",
     "producers", "consumers",
 )  # fmt: skip
-SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
+TOP_SORT_FIELDS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 """The ways of `top`, and how pages of topics are sorted for them."""
-MEASURED = {"traffic": "traffic", "backlog": "a backlog", "age": "a message that is not acknowledged"}
+TOP_SORT_NOUNS = {"traffic": "traffic", "backlog": "a backlog", "age": "a message that is not acknowledged"}
 
 
 # ------------------------------------------------------------------------------------------------------ status
@@ -79,7 +79,10 @@ def status(session: CommandSession) -> None:
     brokers = [make_broker_row(asdict(each), now_ms) for each in summary.brokers]
     storage = ask_bookie_states(session, summary)
     bookies, repair = storage.bookies, storage.repair
-    backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
+    backlogs, oldest = (
+        find_largest_topics(summary, "backlog", TOP_TOPICS_SHOWN),
+        find_largest_topics(summary, "age", TOP_TOPICS_SHOWN),
+    )
     away = find_metadata_alarms(summary.metadata_away_ms, now_ms, late=summary.metadata_late)
     died = [asdict(each) for each in summary.died]
     alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late, died)
@@ -137,7 +140,7 @@ def read_summary(session: CommandSession) -> ClusterSummary:
     return ClusterSummary(tuple(listed), (), tuple(session.admin.bookies()))
 
 
-UNKNOWN_OF_OLDER = ("up", "sinceMs", "busy", "topics", "in", "out", "backlog", "connections", "storageBytes")
+FIELDS_OLDER_LACK = ("up", "sinceMs", "busy", "topics", "in", "out", "backlog", "connections", "storageBytes")
 """What is not known of a broker of an older release."""
 
 
@@ -154,7 +157,7 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
         "tokenEndsMs": found["token_ends_ms"], "full": list(found["full"]),
         "certificateEndsMs": found["certificate_ends_ms"], "draining": found["draining"],
     }  # fmt: skip
-    return row if found["since_ms"] else row | dict.fromkeys(UNKNOWN_OF_OLDER)
+    return row if found["since_ms"] else row | dict.fromkeys(FIELDS_OLDER_LACK)
 
 
 class BookiesReport(NamedTuple):
@@ -170,7 +173,7 @@ class BookiesReport(NamedTuple):
     answered: bool = False  # a bookie answered, whether or not it says how repair gets on
 
 
-STEPS = 3
+BOOKIE_WAIT_STEPS = 3
 """Times that `ask_bookie_states` waits for bookies, each for its share of the time-out."""
 
 
@@ -188,7 +191,7 @@ def ask_bookie_states(session: CommandSession, summary: ClusterSummary) -> Booki
     from ..storage.ledgers import ask_any_bookie
 
     session = copy(session)
-    session.timeout_s /= STEPS
+    session.timeout_s /= BOOKIE_WAIT_STEPS
     if session.operator is not None:
         # less than the whole share, so that metadata that does not answer is what is said
         session.operator = session.operator._replace(timeout_s=0.8 * session.timeout_s)
@@ -263,7 +266,9 @@ def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
 
 
 @session_command(
-    option("--by", type=click.Choice(list(SORTS)), default="traffic", show_default=True, help="What is large."),
+    option(
+        "--by", type=click.Choice(list(TOP_SORT_FIELDS)), default="traffic", show_default=True, help="What is large."
+    ),
     option("--contains", default="", metavar="TEXT", help="Only topics whose full name contains it."),
     option("-n", "--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Topics."),
     option("--every", "every_s", type=FiniteNumber(0.5), default=2.0, show_default=True, help="Seconds."),
@@ -284,7 +289,7 @@ def top(session: CommandSession, by: str, contains: str, limit: int, every_s: fl
         rows, silent = _largest_now(session, by, contains, limit)
         if live:
             click.echo("\x1b[H\x1b[J", nl=False)  # to the corner, and all after it is empty
-        nothing = "no such topics" if contains else f"no topic has {MEASURED[by]}"
+        nothing = "no such topics" if contains else f"no topic has {TOP_SORT_NOUNS[by]}"
         session.out.print_rows(rows, TOPIC_COLUMNS, empty=nothing)
         for name in silent:
             click.echo(f"broker {name} does not answer: its topics are missing", err=True)
@@ -298,7 +303,7 @@ def _largest_now(
 ) -> tuple[list[dict[str, Any]], Sequence[str]]:
     now_ms = SystemClock().wall_ms()
     if contains:
-        page = session.admin.topic_page(contains=contains, sort=SORTS[by], limit=limit)
+        page = session.admin.topic_page(contains=contains, sort=TOP_SORT_FIELDS[by], limit=limit)
         return [make_topic_row(asdict(each), now_ms) for each in page.topics], page.silent
     summary = session.admin.broker_summaries()
     return [make_topic_row(each, now_ms) for each in find_largest_topics(summary, by, limit)], summary.silent
@@ -433,9 +438,9 @@ def list_brokers(session: CommandSession) -> None:
     session.out.print_rows(rows, ("name", "endpoint", "topics", "bundles", "draining"), empty="no brokers")
 
 
-BROKER_ASK_S = 5.0
+BROKER_ASK_TIMEOUT_S = 5.0
 """Seconds for which a broker is asked for what only it knows."""
-DRAIN_LOOK_S = 0.5
+DRAIN_POLL_S = 0.5
 """Seconds between two questions for what a broker still owns."""
 
 
@@ -475,7 +480,7 @@ def drain(session: CommandSession, broker: str, wait: bool, wait_s: float | None
             told = left
         if end_s is not None and now() >= end_s:
             raise CommandFailure(f"broker {broker} has {left} after {wait_s:g} s; it goes on giving them away")
-        time.sleep(DRAIN_LOOK_S)
+        time.sleep(DRAIN_POLL_S)
     session.out.print_result_text(f"broker {broker} owns nothing any more", broker=broker, bundles=0, topics=0)
 
 
@@ -551,7 +556,7 @@ def ask_who_is_connected(
 
     found, silent = list[dict[str, Any]](), dict[str, str]()
     for broker in brokers:
-        other = session.with_broker(broker.endpoint).with_timeout(BROKER_ASK_S)
+        other = session.with_broker(broker.endpoint).with_timeout(BROKER_ASK_TIMEOUT_S)
         try:
             found.append(asdict(other.admin.describe_security()))
         except (Unauthenticated, Unauthorized):
@@ -575,7 +580,9 @@ def _print_security(session: CommandSession, found: Sequence[Mapping[str, Any]])
         session.out.print_rows(refused, ("broker", "caller", "refusals"))
 
 
-CONFIG = option("--config", "-c", "setting", required=True, metavar="NAME", help="Of the setting; ours or Pulsar's.")
+CONFIG_OPTION = option(
+    "--config", "-c", "setting", required=True, metavar="NAME", help="Of the setting; ours or Pulsar's."
+)
 
 
 @session_command(watched=True)
@@ -623,7 +630,7 @@ def get_runtime_config(session: CommandSession, changed: bool) -> None:
     session.out.print_rows(rows, ("name", "value", "source", "dynamic"))
 
 
-@session_command(CONFIG, option("--value", "-v", required=True, help="Items of a list are separated by commas."))
+@session_command(CONFIG_OPTION, option("--value", "-v", required=True, help="Items of a list are separated by commas."))
 def update_dynamic_config(session: CommandSession, setting: str, value: str) -> None:
     """Change a setting of all brokers. The value is stored in the metadata, and each broker applies it within a second
     or two. Until it is deleted, it overrides the value with which a broker was started, also for brokers that start
@@ -639,7 +646,7 @@ def update_dynamic_config(session: CommandSession, setting: str, value: str) -> 
     session.out.print_result_text(f"{setting} is {value} at {where}", config=setting, value=value)
 
 
-@session_command(CONFIG)
+@session_command(CONFIG_OPTION)
 def delete_dynamic_config(session: CommandSession, setting: str) -> None:
     """Undo the change of a setting for all brokers: each broker uses again the value that it was started with.
 
@@ -699,10 +706,10 @@ def list_bookies(session: CommandSession, registered: bool) -> None:
 # `magnetar spark …`: Spark's streaming queries that hold data, by the subscriptions that they have of their own.
 
 
-COLUMNS = ("query", "topic", "lag", "bytes")
-NAME = re.compile(r"spark-query-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+QUERY_COLUMNS = ("query", "topic", "lag", "bytes")
+QUERY_SUBSCRIPTION_NAME = re.compile(r"spark-query-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 """Matches the name of a query's own subscription, with the query's id (spark_connector/source.py)."""
-NAMESPACE = option("-n", "--namespace", default="public/default", show_default=True, help="Of the topics.")
+NAMESPACE_OPTION = option("-n", "--namespace", default="public/default", show_default=True, help="Of the topics.")
 
 spark = LazyGroup(
     "spark",
@@ -714,7 +721,7 @@ spark = LazyGroup(
 )
 
 
-@session_command(NAMESPACE, watched=True)
+@session_command(NAMESPACE_OPTION, watched=True)
 def queries(session: CommandSession, namespace: str) -> None:
     """List the Spark queries whose subscriptions keep data, and how much each of them has not committed, by topic and
     partition. The id of a query is in the file `metadata` of its checkpoint, and Spark shows it.
@@ -726,11 +733,11 @@ def queries(session: CommandSession, namespace: str) -> None:
         for part, query, each in _found(session, namespace)
     ]
     session.out.print_rows(
-        sorted(rows, key=lambda row: (str(row["query"]), str(row["topic"]))), COLUMNS, empty="no queries"
+        sorted(rows, key=lambda row: (str(row["query"]), str(row["topic"]))), QUERY_COLUMNS, empty="no queries"
     )
 
 
-@session_command(NAMESPACE)
+@session_command(NAMESPACE_OPTION)
 def forget(session: CommandSession, query: str, namespace: str, yes: bool) -> None:
     """Delete the subscriptions of a Spark query that does not run any more, by the query's id. If the query runs again,
     it continues from its checkpoint; messages that were deleted meanwhile are lost to it.
@@ -755,5 +762,5 @@ def _found(session: CommandSession, namespace: str) -> Iterator[tuple[str, str, 
             continue
         for part in session.admin.parts(topic):
             for each in session.admin.topic_stats(part).subscriptions:
-                if (name := NAME.fullmatch(each.name)) is not None:
+                if (name := QUERY_SUBSCRIPTION_NAME.fullmatch(each.name)) is not None:
                     yield part, name[1], each

@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 import click
 
 from ...proto.alarms import (
-    DISK_FREE,
-    OLD_S,
+    DISK_FREE_LOW,
+    OLD_MESSAGE_S,
     Alarm,
     find_alarms,
     find_certificate_alarms,
@@ -50,18 +50,18 @@ SYNC_WRONG_S, SYNC_SLOW_S = 0.1, 0.03
 """p99 of a journal's sync: publishes wait for it. A disk with a capacitor takes 1 ms, a hard disk 10 to 30."""
 SKEW_WRONG_MS, SKEW_MS = 5_000, 500
 """Times of messages, retention and TTL are those of brokers."""
-FILES_ENOUGH = 4_096
-FREE_WRONG = 0.05
+DESCRIPTORS_ENOUGH = 4_096
+DISK_FREE_CRITICAL = 0.05
 """Share of a disk that is free, below which somebody is needed."""
-SKEWED = 3.0
-"""Times of the mean, from which the busiest partition is called skewed; below MESSAGES_S it does not matter."""
-MESSAGES_S = 100.0
+SKEW_FACTOR = 3.0
+"""Times of the mean, from which the busiest partition is called skewed; below SKEW_RATE_MIN it does not matter."""
+SKEW_RATE_MIN = 100.0
 BACKUP_OLD_S = 86_400.0
-FORGOTTEN_S = 7 * 86_400.0
+FORGOTTEN_SUBSCRIPTION_S = 7 * 86_400.0
 """Age of the oldest message from which a subscription without consumers needs somebody."""
-NAMESPACES, TOPICS, BASES = 50, 20, 10
+CHECKED_NAMESPACES_MAX, CHECKED_TOPICS_MAX, CHECKED_BASES_MAX = 50, 20, 10
 """Namespaces whose quorums, topics whose subscriptions, and topics whose partitions are looked at."""
-BROKER_S = 5.0
+BROKER_TIMEOUT_S = 5.0
 SYNCS = 20
 """Writes that measure a disk, of 4 KiB each."""
 
@@ -201,8 +201,8 @@ def _files(facts: ClusterFacts) -> Iterator[Alarm]:
     limits = [(f"broker {each['name']}", each["open_files_max"]) for each in facts.described.values()]
     limits += [(f"bookie {name[:8]}", each["openFilesMax"]) for name, each in facts.reports.items()]
     for who, limit in sorted(limits):
-        if limit < FILES_ENOUGH:
-            text = f"The process of {who} may have {limit:,} files open; {FILES_ENOUGH:,} are few for a server."
+        if limit < DESCRIPTORS_ENOUGH:
+            text = f"The process of {who} may have {limit:,} files open; {DESCRIPTORS_ENOUGH:,} are few for a server."
             yield Alarm(text, "systemctl edit SERVICE  # LimitNOFILE=1048576")
 
 
@@ -255,9 +255,9 @@ def _unread(facts: ClusterFacts) -> Iterator[Alarm]:
     yield from _alarms("D12")(facts)
     for topic, name, backlog, oldest_ms in facts.unread:
         age_s = (facts.now_ms - oldest_ms) / 1000 if oldest_ms else 0.0
-        since = f", the oldest for {format_age(age_s)}" if age_s > OLD_S else ""
+        since = f", the oldest for {format_age(age_s)}" if age_s > OLD_MESSAGE_S else ""
         text = f"Subscription {name} of {topic} has no consumer, and keeps {backlog:,} messages{since}."
-        yield Alarm(text, f"magnetar why {shlex.join((topic, name))}", needed=age_s > FORGOTTEN_S)
+        yield Alarm(text, f"magnetar why {shlex.join((topic, name))}", needed=age_s > FORGOTTEN_SUBSCRIPTION_S)
 
 
 def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
@@ -267,7 +267,7 @@ def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
     for base, parts in sorted(groups.items()):
         rates = {name: each["rate_in"] for name, each in parts.items()}
         total, busiest = sum(rates.values()), max(rates, key=lambda name: (rates[name], name))
-        if len(parts) > 1 and total >= MESSAGES_S and rates[busiest] > SKEWED * total / len(parts):
+        if len(parts) > 1 and total >= SKEW_RATE_MIN and rates[busiest] > SKEW_FACTOR * total / len(parts):
             share = rates[busiest] / total
             text = f"Partition {busiest.rpartition('-')[2]} of {base} gets {share:.0%} of the messages of {len(parts)}."
             helps = f"magnetar topics partitioned-stats {shlex.quote(base)}"
@@ -283,7 +283,7 @@ class RiskySetting(NamedTuple):
     text: str
 
 
-RISKS = (
+RISKY_SETTINGS = (
     RiskySetting("log_level", lambda text: text == "debug",
     "each connection, producer, consumer and request of administration is a line of the log"),
     RiskySetting("degraded_writes", lambda text: text == "false", "one lost bookie may stop publishing"),
@@ -303,7 +303,7 @@ def _risky(facts: ClusterFacts) -> Iterable[Alarm] | str:
     found = dict[tuple[str, str], Alarm]()
     for each in facts.described.values():
         values = {one["name"]: one for one in each["settings"]}
-        for risk in RISKS:
+        for risk in RISKY_SETTINGS:
             one = values.get(risk.setting)
             if one is not None and risk.is_risky(one["value"]):
                 text = f"{risk.setting} is {one['value']} ({one['source']}): {risk.text}."
@@ -370,7 +370,8 @@ def gather_facts(session: CommandSession, backup: str | None) -> ClusterFacts:
     facts = ClusterFacts(
         now_ms=now_ms, brokers=[make_broker_row(asdict(each), now_ms) for each in summary.brokers],
         silent=summary.silent, refusing=summary.refusing,
-        oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=find_newest_file_time_ms(backup, now_ms),
+        oldest=find_largest_topics(summary, "age", CHECKED_TOPICS_MAX),
+        backup_ms=find_newest_file_time_ms(backup, now_ms),
         version=PRODUCT, url=session.url, metadata_away_ms=summary.metadata_away_ms, late=summary.late,
         metadata_disk=(summary.metadata_total_bytes, summary.metadata_free_bytes),
         metadata_certificate_ends_ms=summary.metadata_certificate_ends_ms,
@@ -395,7 +396,7 @@ def _describe(session: CommandSession) -> tuple[dict[str, Row], dict[str, str]]:
 
     described, unreachable = dict[str, Row](), dict[str, str]()
     for broker in session.admin.brokers():
-        other = session.with_broker(broker.endpoint).with_timeout(BROKER_S)
+        other = session.with_broker(broker.endpoint).with_timeout(BROKER_TIMEOUT_S)
         asked_ms = SystemClock().wall_ms()
         try:
             found = asdict(other.admin.describe_broker())
@@ -426,7 +427,7 @@ def _read_quorums(session: CommandSession, summary: ClusterSummary) -> list[tupl
 
     names = sorted({each.name for broker in summary.brokers for each in broker.namespaces} | {"public/default"})
     found = []
-    for name in names[:NAMESPACES]:
+    for name in names[:CHECKED_NAMESPACES_MAX]:
         try:
             one = session.admin.namespace_policies(name, applied=True)
         except MagnetarError:
@@ -439,7 +440,7 @@ def _read_unread(session: CommandSession, summary: ClusterSummary) -> list[tuple
     from ...proto.errors import MagnetarError
 
     found = list[tuple[str, str, int, int]]()
-    for row in find_largest_topics(summary, "backlog", TOPICS):
+    for row in find_largest_topics(summary, "backlog", CHECKED_TOPICS_MAX):
         try:
             stats = session.admin.topic_stats(row["name"]) if row["backlog"] else None
         except MagnetarError:
@@ -458,7 +459,7 @@ def _read_partitions(session: CommandSession, summary: ClusterSummary) -> list[R
         row["name"].rpartition("-partition-")[0] for row in busy if "-partition-" in row["name"] and row["rate_in"]
     ))  # fmt: skip
     found = list[Row]()
-    for base in bases[:BASES]:
+    for base in bases[:CHECKED_BASES_MAX]:
         found += map(asdict, session.admin.topic_page(prefix=f"{base}-partition-", limit=200).topics)
     return found
 
@@ -488,7 +489,7 @@ def check_directory(directory: Path) -> tuple[list[Alarm], dict[str, str]]:
     """Runs all checks of a data directory. Returns the alarms and the states of the checks, like `run_checks`. Reads
     only those files of the directory in which bookies identify themselves; writes one file, and removes it again."""
     findings, states = list[Alarm](), dict[str, str]()
-    for check in OFFLINE:
+    for check in OFFLINE_CHECKS:
         answer = check.find(directory)
         mine = [] if isinstance(answer, str) else [each._replace(code=check.code) for each in answer]
         findings += mine
@@ -502,9 +503,9 @@ def _space(directory: Path) -> Iterator[Alarm]:
 
     usage = shutil.disk_usage(directory)
     free = usage.free / usage.total if usage.total else 1.0
-    if free < DISK_FREE:
+    if free < DISK_FREE_LOW:
         text = f"The disk of {directory} has {free:.0%} left ({usage.free >> 20:,} MiB); at 5 % a bookie is read-only."
-        yield Alarm(text, f"df -h {directory}", needed=free < FREE_WRONG)
+        yield Alarm(text, f"df -h {directory}", needed=free < DISK_FREE_CRITICAL)
 
 
 def _measured_sync(directory: Path) -> Iterable[Alarm] | str:
@@ -540,8 +541,8 @@ def measure_sync_time_s(directory: Path) -> float:
 def _own_files(directory: Path) -> Iterator[Alarm]:
     from ...runtime.descriptors import raise_files_limit
 
-    if (limit := raise_files_limit()) < FILES_ENOUGH:
-        text = f"A process of this shell may have {limit:,} files open; {FILES_ENOUGH:,} are few for a server."
+    if (limit := raise_files_limit()) < DESCRIPTORS_ENOUGH:
+        text = f"A process of this shell may have {limit:,} files open; {DESCRIPTORS_ENOUGH:,} are few for a server."
         yield Alarm(text, "ulimit -Hn")
 
 
@@ -566,7 +567,7 @@ def _whole(directory: Path) -> Iterable[Alarm] | str:
     return found if seen else f"{directory} is not, and has not, a directory of a bookie"
 
 
-OFFLINE = (
+OFFLINE_CHECKS = (
     DataDirectoryCheck("D21", "space on the disk", _space),
     DataDirectoryCheck("D22", "how long a write and its sync take, measured", _measured_sync),
     DataDirectoryCheck("D23", "a process may have enough files open", _own_files),
@@ -598,7 +599,7 @@ def doctor(session: CommandSession, backup: str | None, offline: str | None) -> 
         raise click.UsageError("--offline looks at one directory: leave --backup out")
     if offline is not None:
         findings, states = check_directory(Path(offline))
-        names = {check.code: check.what for check in OFFLINE}
+        names = {check.code: check.what for check in OFFLINE_CHECKS}
     else:
         findings, states = run_checks(gather_facts(session, backup))
         names = {check.code: check.what for check in CHECKS}
@@ -620,12 +621,12 @@ def doctor(session: CommandSession, backup: str | None, offline: str | None) -> 
         sys.exit(FAILED)
 
 
-STATES = ("ok", "look", "wrong")
+CHECK_STATES = ("ok", "look", "wrong")
 
 
 def _short(state: str) -> str:
-    return state if state in STATES else "not known"
+    return state if state in CHECK_STATES else "not known"
 
 
 def _why(state: str) -> str | None:
-    return None if state in STATES else state
+    return None if state in CHECK_STATES else state

@@ -20,7 +20,7 @@ from ...proto.alarms import format_count
 from ...proto.names import ERROR, ERROR_CONSUMER, ERROR_MESSAGE, REAL_SUBSCRIPTION, REAL_TOPIC
 from ..common.exits import INCOMPLETE, NOT_FOUND, CommandFailure
 from ..common.output import (
-    RAW,
+    RAW_OPTION,
     format_message_id,
     make_printed_stored_message,
     print_consumed_message,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...client.model.message_id import MessageId
     from ...client.redrive import RedriveOptions, RedriveResult
 
-FOUND = 100
+DEFAULT_FOUND_LIMIT = 100
 """Messages that are shown unless -n says otherwise."""
 LETTER_SEARCHES_MAX = 20
 """Partitions of letter topics that a trace looks into: a search may take 10 s."""
@@ -48,9 +48,17 @@ LETTER_SEARCHES_MAX = 20
     option("--where", default="", help="For which this filter holds: \"price > 10 AND region = 'eu'\"."),
     option("--since", default=None, help="Stored since then: 10m (ago), 2026-11-21T09:30, or milliseconds."),
     option("--until", default=None, help="Stored before."),
-    option("-n", "--count", type=click.IntRange(1), default=FOUND, show_default=True, help="Show at most so many."),
+    option(
+        "-n",
+        "--count",
+        type=click.IntRange(1),
+        default=DEFAULT_FOUND_LIMIT,
+        show_default=True,
+        help="Show at most so many.",
+    ),
     option("--before", type=click.IntRange(1), default=None, help="Go on below this index, of one partition."),
-    option("--all", "everything", is_flag=True, help="Look at everything, however long it takes."), RAW,
+    option("--all", "everything", is_flag=True, help="Look at everything, however long it takes."),
+    RAW_OPTION,
     option("--dry-run", is_flag=True, help="Say only what would be read, by the key indexes."),
 )
 def find(
@@ -91,7 +99,7 @@ def find(
         for part in parts:
             below, wanted = before or 0, count
             while wanted:
-                found = search(part, before_index=below, limit=min(FOUND, wanted))
+                found = search(part, before_index=below, limit=min(DEFAULT_FOUND_LIMIT, wanted))
                 messages += found.messages
                 wanted -= len(found.messages)
                 looked_at += found.looked_at
@@ -105,7 +113,7 @@ def find(
                 below = found.before_index
                 if not below:
                     break
-                if not wanted or (not everything and not dry_run and len(found.messages) < FOUND):
+                if not wanted or (not everything and not dry_run and len(found.messages) < DEFAULT_FOUND_LIMIT):
                     why = f"{format_count(count, 'message')} found (-n)" if not wanted else found.why
                     left.append(f"{part} below index {below}: {why}; with its name --before {below} goes on")
                     break
@@ -241,11 +249,11 @@ def _add_letter(session: CommandSession, row: dict[str, Any], state: str, part: 
 
 def _is_redriven(session: CommandSession, part: str, letter: MessageId) -> bool:
     """Returns whether the letter went back: `redrive` acknowledges it with its copy."""
-    from ...client.redrive import SUBSCRIPTION
+    from ...client.redrive import REDRIVE_SUBSCRIPTION
 
     place = {"ledger_id": letter.ledger_id(), "entry_id": letter.entry_id(), "batch_index": letter.batch_index()}
     states = {each.subscription: each.state for each in session.admin.trace_message(part, **place).subscriptions}
-    return states.get(SUBSCRIPTION) == "acknowledged"
+    return states.get(REDRIVE_SUBSCRIPTION) == "acknowledged"
 
 
 def _list_letter_topics(session: CommandSession, topic: str, subscription: str) -> Iterator[tuple[str, str]]:
@@ -275,7 +283,7 @@ def _make_origin_filter(wanted: MessageId, subscription: str) -> str:
     )
 
 
-GROUPS = {"error": ERROR, "consumer": ERROR_CONSUMER, "subscription": REAL_SUBSCRIPTION, "topic": REAL_TOPIC}
+GROUP_PROPERTIES = {"error": ERROR, "consumer": ERROR_CONSUMER, "subscription": REAL_SUBSCRIPTION, "topic": REAL_TOPIC}
 """What letters are grouped by: the name of the option's value → the property of a letter."""
 REDRIVEN_MAX = 10_000
 """Letters of which `letters` asks an older broker whether they went back, one request each; others say it with the
@@ -313,7 +321,13 @@ class _LetterGroup:
 
 
 @session_command(
-    option("--group-by", type=click.Choice(tuple(GROUPS)), default="error", show_default=True, help="What is counted."),
+    option(
+        "--group-by",
+        type=click.Choice(tuple(GROUP_PROPERTIES)),
+        default="error",
+        show_default=True,
+        help="What is counted.",
+    ),
     option("--where", default="", help="Only those for which this filter holds."),
 )
 def letters(session: CommandSession, topic: str, group_by: str, where: str) -> None:
@@ -328,17 +342,17 @@ def letters(session: CommandSession, topic: str, group_by: str, where: str) -> N
       magnetar topics letters orders-billing-DLQ --group-by error
       magnetar topics redrive orders-billing-DLQ --where "ERROR = 'TimeoutError'" --dry-run
     """
-    from ...client.redrive import SUBSCRIPTION
+    from ...client.redrive import REDRIVE_SUBSCRIPTION
 
-    name, groups, unread, unasked = GROUPS[group_by], dict[str | None, _LetterGroup](), 0, 0
+    name, groups, unread, unasked = GROUP_PROPERTIES[group_by], dict[str | None, _LetterGroup](), 0, 0
     asks = REDRIVEN_MAX
     with show_progress("letters", None) as progress:
         for part in session.admin.parts(topic):
-            below, is_redriven = None, SUBSCRIPTION in session.admin.subscriptions(part)
+            below, is_redriven = None, REDRIVE_SUBSCRIPTION in session.admin.subscriptions(part)
             while below is None or below:
                 found = session.admin.find_messages(
-                    part, where=where, before_index=below or 0, limit=FOUND,
-                    acked_by=SUBSCRIPTION if is_redriven else "",
+                    part, where=where, before_index=below or 0, limit=DEFAULT_FOUND_LIMIT,
+                    acked_by=REDRIVE_SUBSCRIPTION if is_redriven else "",
                 )  # fmt: skip
                 below, unread = found.before_index, unread + found.unread
                 for letter in found.messages:

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.policies import NAMESPACES, POLICIES
-from ..common.lazy import ROW, LazyCommand, LazyGroup
+from ...proto.policies import NAMESPACE_LEVEL, POLICIES
+from ..common.lazy import OPERATION_ROW, LazyCommand, LazyGroup
 from ..common.session import CommandSession, confirm_deletion, session_command
 from .policies import (
-    ALIASES,
+    COMMAND_ALIASES,
     change_policies,
     collect_given_policies,
     make_policy_commands,
     read_policies,
     with_options_for_policies,
 )
-from .policies import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
+from .policies import NAMESPACE_COMMANDS as PROPERTIES_OF_NAMESPACES
 
 if TYPE_CHECKING:
     from ...proto.statistics import BundleRow
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # be any more is disconnected within a second.
 
 
-OF_NAMESPACES = {
+PERMISSION_COMMANDS = {
     "grant-permission": LazyCommand(".admin.namespaces", "grant_role_on_namespace",
     "Let a role produce or consume in it."),
     "revoke-permission": LazyCommand(".admin.namespaces", "revoke_role_on_namespace", "Take that from a role."),
@@ -53,24 +53,24 @@ OF_NAMESPACES = {
     ),
     "get-subscription-auth-mode": LazyCommand(".admin.namespaces", "get_mode_of_subscription_names", "Show that."),
 }
-OF_TOPICS = {
+TOPIC_PERMISSION_COMMANDS = {
     "grant-permission": LazyCommand(".admin.namespaces", "grant_role_on_topic", "Let a role produce or consume."),
     "revoke-permission": LazyCommand(".admin.namespaces", "revoke_role_on_topic", "Take that from a role."),
     "permissions": LazyCommand(".admin.namespaces", "of_topic", "Which roles were granted what for the topic alone."),
 }
 
-ROLE = option("-r", "--role", required=True, metavar="ROLE")
-ACTIONS = option(
+ROLE_OPTION = option("-r", "--role", required=True, metavar="ROLE")
+ACTIONS_OPTION = option(
     "-a", "--actions", required=True, metavar="ACTION,…", help="produce, consume (functions, sources, sinks, packages)."
 )
-SUBSCRIPTION = option("-s", "--subscription", required=True, metavar="NAME")
+SUBSCRIPTION_OPTION = option("-s", "--subscription", required=True, metavar="NAME")
 
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-@session_command(ROLE, ACTIONS, name="grant-permission")
+@session_command(ROLE_OPTION, ACTIONS_OPTION, name="grant-permission")
 def grant_role_on_namespace(session: CommandSession, namespace: str, role: str, actions: str) -> None:
     """Let a role produce or consume in all topics of a namespace. Afterwards the role has exactly these actions there.
 
@@ -80,7 +80,7 @@ def grant_role_on_namespace(session: CommandSession, namespace: str, role: str, 
     _granted(session, role, actions, namespace)
 
 
-@session_command(ROLE, name="revoke-permission")
+@session_command(ROLE_OPTION, name="revoke-permission")
 def revoke_role_on_namespace(session: CommandSession, namespace: str, role: str) -> None:
     """Take from a role all that was granted to it in a namespace. What was granted to it for single topics stays.
 
@@ -101,7 +101,7 @@ def of_namespace(session: CommandSession, namespace: str) -> None:
     _roles(session, session.admin.namespace_permissions(namespace).roles, namespace)
 
 
-@session_command(ROLE, ACTIONS, name="grant-permission")
+@session_command(ROLE_OPTION, ACTIONS_OPTION, name="grant-permission")
 def grant_role_on_topic(session: CommandSession, topic: str, role: str, actions: str) -> None:
     """Let a role produce to a topic, or consume from it, in all partitions of the topic.
 
@@ -111,7 +111,7 @@ def grant_role_on_topic(session: CommandSession, topic: str, role: str, actions:
     _granted(session, role, actions, topic)
 
 
-@session_command(ROLE, name="revoke-permission")
+@session_command(ROLE_OPTION, name="revoke-permission")
 def revoke_role_on_topic(session: CommandSession, topic: str, role: str) -> None:
     """Take from a role all that was granted to it for a topic. What was granted to it in the namespace stays.
 
@@ -132,7 +132,7 @@ def of_topic(session: CommandSession, topic: str) -> None:
 
 
 @session_command(
-    SUBSCRIPTION, option("-r", "--roles", required=True, metavar="ROLE,…"), name="grant-subscription-permission"
+    SUBSCRIPTION_OPTION, option("-r", "--roles", required=True, metavar="ROLE,…"), name="grant-subscription-permission"
 )
 def grant_subscription(session: CommandSession, namespace: str, subscription: str, roles: str) -> None:
     """Let only these roles use a subscription, in all topics of the namespace. The roles also need the action
@@ -146,7 +146,7 @@ def grant_subscription(session: CommandSession, namespace: str, subscription: st
     )
 
 
-@session_command(SUBSCRIPTION, ROLE, name="revoke-subscription-permission")
+@session_command(SUBSCRIPTION_OPTION, ROLE_OPTION, name="revoke-subscription-permission")
 def revoke_subscription(session: CommandSession, namespace: str, subscription: str, role: str) -> None:
     """Remove a role from the list of roles that may use a subscription. When the last role is removed, the list is
     deleted: then every role with the action `consume` may use the subscription.
@@ -233,18 +233,18 @@ namespaces = LazyGroup(
         "remove-auto-topic-creation": LazyCommand(
             ".admin.namespaces", "remove_topic_creation", "Topics are made at first use."
         ),
-        **OF_NAMESPACES,
+        **PERMISSION_COMMANDS,
         **PROPERTIES_OF_NAMESPACES,
     },
-    {"get": "policies", **ALIASES},
-    policies=make_policy_commands(NAMESPACES),
+    {"get": "policies", **COMMAND_ALIASES},
+    policies=make_policy_commands(NAMESPACE_LEVEL),
     with_rows=True,
     help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",
 )
 
-OF_NAMESPACE = ("bundles", "default_partitions", "auto_topic_creation")
+NAMESPACE_INFO_FIELDS = ("bundles", "default_partitions", "auto_topic_creation")
 """Options that are fields of NamespaceInfo; all others are policies."""
-AT_CREATION = tuple(
+CREATION_POLICIES = tuple(
     field._replace(flags=flags)
     for name, flags in (
         ("retention_minutes", ("-t", "--retention-time")),
@@ -263,7 +263,7 @@ AT_CREATION = tuple(
 def with_policy_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds an option for each policy of a namespace. An option that the user does not give has the
     value None."""
-    function = with_options_for_policies(AT_CREATION)(function)
+    function = with_options_for_policies(CREATION_POLICIES)(function)
     for each in (
         option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
         option("--default-partitions", type=click.IntRange(0), help="Of topics made automatically; 0: none."),
@@ -277,7 +277,7 @@ def _divide_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     """Divides the given options into the settings of the namespace itself, and policies, which a call of their own
     sets."""
     found = collect_given_policies(given)
-    return {name: found.pop(name) for name in OF_NAMESPACE if name in found}, found
+    return {name: found.pop(name) for name in NAMESPACE_INFO_FIELDS if name in found}, found
 
 
 @session_command(watched=True)
@@ -298,7 +298,7 @@ def create(session: CommandSession, namespace: str, **given: Any) -> None:
     own, policies = _divide_options(given)
     session.admin.create_namespace(namespace, **own)
     if policies:
-        change_policies(session, NAMESPACES, namespace, policies)
+        change_policies(session, NAMESPACE_LEVEL, namespace, policies)
     session.out.print_result_text(f"namespace {namespace} created", namespace=namespace)
 
 
@@ -313,7 +313,7 @@ def update(session: CommandSession, namespace: str, **given: Any) -> None:
     own, policies = _divide_options(given)
     session.admin.update_namespace(namespace, **own)
     if policies:
-        change_policies(session, NAMESPACES, namespace, policies)
+        change_policies(session, NAMESPACE_LEVEL, namespace, policies)
     session.out.print_result_text(f"namespace {namespace} updated", namespace=namespace)
 
 
@@ -326,7 +326,7 @@ def policies(session: CommandSession, namespace: str = "public/default", *, appl
     import msgspec
 
     own = session.admin.namespace(namespace)
-    found = msgspec.structs.asdict(read_policies(session, NAMESPACES, namespace, applied=applied))
+    found = msgspec.structs.asdict(read_policies(session, NAMESPACE_LEVEL, namespace, applied=applied))
     session.out.print_record(
         {
             "bundles": own.bundles,
@@ -347,7 +347,14 @@ def stats(session: CommandSession, namespace: str = "public/default", *, sums: b
       magnetar namespaces stats public/default --sum
     """
     from ...proto.names import TopicName
-    from .stats import COLUMNS, COUNTS, SUMS, make_topic_record, make_topic_row, sum_topic_records
+    from .stats import (
+        COUNT_FIELDS,
+        SUMMED_FIELDS,
+        TOPIC_STATS_COLUMNS,
+        make_topic_record,
+        make_topic_row,
+        sum_topic_records,
+    )
 
     brief = session.out.kind in ("table", "name")  # which show COLUMNS only
     topics: dict[str, list[Any]] = {}
@@ -360,8 +367,8 @@ def stats(session: CommandSession, namespace: str = "public/default", *, sums: b
         for topic, found in topics.items()
     ]
     if sums:
-        rows.append(sum_topic_records(namespace, rows, COUNTS if brief else SUMS))
-    session.out.print_rows(rows, COLUMNS, empty=f"no topics in {namespace}")
+        rows.append(sum_topic_records(namespace, rows, COUNT_FIELDS if brief else SUMMED_FIELDS))
+    session.out.print_rows(rows, TOPIC_STATS_COLUMNS, empty=f"no topics in {namespace}")
 
 
 @session_command(option("-f", "--force", is_flag=True, help="Delete its topics too."))
@@ -523,7 +530,7 @@ def get_topic_creation(session: CommandSession, namespace: str) -> None:
 tenants = LazyGroup(
     "tenants",
     {
-        "list": ROW,
+        "list": OPERATION_ROW,
         "create": LazyCommand(".admin.namespaces", "create_tenant", "Make a tenant."),
         "get": LazyCommand(".admin.namespaces", "get_tenant", "A tenant's settings."),
         "update": LazyCommand(".admin.namespaces", "update_tenant", "Change a tenant's settings."),
@@ -534,13 +541,13 @@ tenants = LazyGroup(
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
 )
 
-ROLES = option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Roles that may do everything in it.")
-CLUSTERS = option(
+ROLES_OPTION = option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Roles that may do everything in it.")
+CLUSTERS_OPTION = option(
     "-c", "--allowed-clusters", default="", metavar="CLUSTER,…", help="Where it may have namespaces (none: everywhere)."
 )
 
 
-@session_command(ROLES, CLUSTERS)
+@session_command(ROLES_OPTION, CLUSTERS_OPTION)
 def create_tenant(session: CommandSession, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Create a tenant.
 
@@ -564,7 +571,7 @@ def get_tenant(session: CommandSession, tenant: str) -> None:
     session.out.print_record({"adminRoles": list(spec.admin_roles), "allowedClusters": list(spec.allowed_clusters)})
 
 
-@session_command(ROLES, CLUSTERS)
+@session_command(ROLES_OPTION, CLUSTERS_OPTION)
 def update_tenant(session: CommandSession, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Change the settings of a tenant. A setting that is not given becomes empty.
 
@@ -585,16 +592,16 @@ def tenant_stats(session: CommandSession, tenant: str, *, sums: bool) -> None:
       magnetar tenants stats public
       magnetar tenants stats public --sum
     """
-    from .stats import RATES
+    from .stats import RATE_FIELDS
 
     admin = session.admin
     admin.tenant(tenant)
     rates = _rates_of_namespaces(session)
-    rows = [{"namespace": each, "topics": len(admin.topics(each)), **dict(zip(RATES, rates(each), strict=True))}
+    rows = [{"namespace": each, "topics": len(admin.topics(each)), **dict(zip(RATE_FIELDS, rates(each), strict=True))}
             for each in admin.namespaces(tenant)]  # fmt: skip
     if sums:
-        rows.append({"namespace": tenant, **{name: _sum_column(rows, name) for name in ("topics", *RATES)}})
-    session.out.print_rows(rows, ("namespace", "topics", *RATES), empty=f"no namespaces in {tenant}")
+        rows.append({"namespace": tenant, **{name: _sum_column(rows, name) for name in ("topics", *RATE_FIELDS)}})
+    session.out.print_rows(rows, ("namespace", "topics", *RATE_FIELDS), empty=f"no namespaces in {tenant}")
 
 
 def _sum_column(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

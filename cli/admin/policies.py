@@ -18,29 +18,29 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.policies import NAMESPACES, POLICIES, Field, PolicyDefinition
+from ...proto.policies import NAMESPACE_LEVEL, POLICIES, Field, PolicyDefinition
 from ..common import units
 from ..common.lazy import LazyCommand
 from ..common.session import CommandSession, session_command, with_session
-from ..common.units import NUMBER, parse_duration, parse_mebibytes
+from ..common.units import NUMBER_PATTERN, parse_duration, parse_mebibytes
 
 if TYPE_CHECKING:
     from ...proto.policies import Policies
 
 
-OF_NAMESPACES = {
+NAMESPACE_COMMANDS = {
     "get-properties": LazyCommand(".admin.policies", "of_namespace", "What was noted of it."),
     "set-properties": LazyCommand(".admin.policies", "set_properties_of_namespace", "Note properties; others stay."),
     "remove-property": LazyCommand(".admin.policies", "remove_properties_of_namespace", "A property is gone."),
     "clear-properties": LazyCommand(".admin.policies", "clear_properties_of_namespace", "All are gone."),
 }
-OF_TOPICS = {
+TOPIC_COMMANDS = {
     "get-properties": LazyCommand(".admin.policies", "of_topic", "What was noted of it."),
     "update-properties": LazyCommand(".admin.policies", "set_properties_of_topic", "Note properties; others stay."),
     "remove-properties": LazyCommand(".admin.policies", "remove_properties_of_topic", "A property is gone."),
 }
-PROPERTIES = option("-p", "--property", "--properties", "pairs", multiple=True, help="KEY=VALUE, several too.")
-KEYS = option("-k", "--key", "keys", multiple=True, required=True, metavar="KEY", help="Several too.")
+PROPERTIES_OPTION = option("-p", "--property", "--properties", "pairs", multiple=True, help="KEY=VALUE, several too.")
+KEYS_OPTION = option("-k", "--key", "keys", multiple=True, required=True, metavar="KEY", help="Several too.")
 
 
 def _show(session: CommandSession, place: str, found: dict[str, str]) -> None:
@@ -73,7 +73,7 @@ def of_namespace(session: CommandSession, namespace: str) -> None:
     _show(session, namespace, session.admin.namespace_properties(namespace))
 
 
-@session_command(PROPERTIES, name="set-properties")
+@session_command(PROPERTIES_OPTION, name="set-properties")
 def set_properties_of_namespace(session: CommandSession, namespace: str, pairs: tuple[str, ...]) -> None:
     """Set properties (texts by key) of a namespace. Its other properties stay.
 
@@ -84,7 +84,7 @@ def set_properties_of_namespace(session: CommandSession, namespace: str, pairs: 
     _noted(session, namespace, given)
 
 
-@session_command(KEYS, name="remove-property")
+@session_command(KEYS_OPTION, name="remove-property")
 def remove_properties_of_namespace(session: CommandSession, namespace: str, keys: tuple[str, ...]) -> None:
     """Remove the properties with these keys from a namespace. A key that is missing is no error.
 
@@ -113,7 +113,7 @@ def of_topic(session: CommandSession, topic: str) -> None:
     _show(session, topic, session.admin.topic_properties(topic))
 
 
-@session_command(PROPERTIES, name="update-properties")
+@session_command(PROPERTIES_OPTION, name="update-properties")
 def set_properties_of_topic(session: CommandSession, topic: str, pairs: tuple[str, ...]) -> None:
     """Set properties (texts by key) of a topic. Its other properties stay.
 
@@ -124,7 +124,7 @@ def set_properties_of_topic(session: CommandSession, topic: str, pairs: tuple[st
     _noted(session, topic, given)
 
 
-@session_command(KEYS, name="remove-properties")
+@session_command(KEYS_OPTION, name="remove-properties")
 def remove_properties_of_topic(session: CommandSession, topic: str, keys: tuple[str, ...]) -> None:
     """Remove the properties with these keys from a topic. A key that is missing is no error.
 
@@ -134,12 +134,12 @@ def remove_properties_of_topic(session: CommandSession, topic: str, keys: tuple[
     _gone(session, topic, keys)
 
 
-ROCKETMQ = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+ROCKETMQ_DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """Seconds: RocketMQ's delay levels; its redeliveries use the third and all that follow, 16 steps."""
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(rf"{NUMBER}([kmgt]?)i?b?", text.strip().lower())
+    found = re.fullmatch(rf"{NUMBER_PATTERN}([kmgt]?)i?b?", text.strip().lower())
     if found is None:
         raise click.BadParameter(f"{text[:40]!r} is not a size such as 65536, 64K, 5M")
     return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[found[2]]
@@ -155,7 +155,7 @@ def _limit(text: str) -> int:
 
 def _ladder(text: str) -> tuple[float, ...]:
     if text.lower() == "rocketmq":
-        return tuple(float(step) for step in ROCKETMQ[2:])
+        return tuple(float(step) for step in ROCKETMQ_DELAYS_S[2:])
     return tuple(float(parse_duration(step.strip(), 1) or 0) for step in text.split(",") if step.strip())
 
 
@@ -167,7 +167,7 @@ def _seconds(text: str) -> int:
     return max(0, parse_duration(text, 1) or 0)
 
 
-CONVERTERS: dict[str, Callable[[str], Any]] = {
+UNIT_CONVERTERS: dict[str, Callable[[str], Any]] = {
     "minutes": lambda text: parse_duration(text, 60),
     "MiB": parse_mebibytes,
     "bytes limit": lambda text: 0 if text == "-1" else _bytes(text),
@@ -182,7 +182,7 @@ CONVERTERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-ALIASES = {
+COMMAND_ALIASES = {
     "get-backlog-quotas": "get-backlog-quota",
     "set-max-subscriptions": "set-max-subscriptions-per-topic",
     "get-max-subscriptions": "get-max-subscriptions-per-topic",
@@ -226,7 +226,7 @@ def _option(field: Field) -> Callable[[Callable[..., None]], Callable[..., None]
     if "|" in field.kind:
         choices = click.Choice(field.kind.split("|"), case_sensitive=False)
         return click.option(*field.flags, field.name, type=choices, default=None, help=field.help)
-    convert = CONVERTERS[field.kind]
+    convert = UNIT_CONVERTERS[field.kind]
 
     def callback(_: click.Context, __: click.Parameter, text: str | None) -> Any:
         return None if text is None else convert(text)
@@ -245,7 +245,7 @@ def __getattr__(name: str) -> click.Command:
 
 
 def _command(level: str, act: str, verb: PolicyDefinition, text: str, function: Callable[..., None]) -> click.Command:
-    target, sample = ("namespace", "public/default") if level == NAMESPACES else ("topic", "orders")
+    target, sample = ("namespace", "public/default") if level == NAMESPACE_LEVEL else ("topic", "orders")
     options = f" {verb.example}" if act == "set" else ""
     function.__doc__ = f"{text}\n\n    Example: magnetar {level} {act}-{verb.name_at(level)} {sample}{options}\n    "
     return click.command(f"{act}-{verb.name_at(level)}")(click.argument("target", metavar=target.upper())(function))
@@ -280,7 +280,7 @@ def _get(level: str, verb: PolicyDefinition) -> click.Command:
 def _remove(level: str, verb: PolicyDefinition) -> click.Command:
     def command(session: CommandSession, target: str) -> None:
         admin = session.admin
-        remove = admin.remove_namespace_policies if level == NAMESPACES else admin.remove_topic_policies
+        remove = admin.remove_namespace_policies if level == NAMESPACE_LEVEL else admin.remove_topic_policies
         remove(target, *(field.name for field in verb.fields))
         session.out.print_result_text(f"{verb.name_at(level)} of {target} is inherited again{verb.note}", target=target)
 
@@ -291,7 +291,7 @@ def read_policies(session: CommandSession, level: str, target: str, *, applied: 
     """Returns the policies that are set at the namespace or topic `target`; with `applied` also those that it inherits.
     `level`: NAMESPACES or TOPICS (proto/policies.py)."""
     admin = session.admin
-    return (admin.namespace_policies if level == NAMESPACES else admin.topic_policies)(target, applied=applied)
+    return (admin.namespace_policies if level == NAMESPACE_LEVEL else admin.topic_policies)(target, applied=applied)
 
 
 def change_policies(session: CommandSession, level: str, target: str, given: dict[str, Any]) -> Policies:
@@ -307,7 +307,7 @@ def change_policies(session: CommandSession, level: str, target: str, given: dic
     except msgspec.ValidationError as error:
         raise click.UsageError(str(error)) from error
     admin = session.admin
-    (admin.set_namespace_policies if level == NAMESPACES else admin.set_topic_policies)(target, policies)
+    (admin.set_namespace_policies if level == NAMESPACE_LEVEL else admin.set_topic_policies)(target, policies)
     return read_policies(session, level, target)
 
 

@@ -16,7 +16,15 @@ import click
 
 from ...proto.operations import OPERATIONS, AnsweringBroker, CliVerb, Operation, PermissionScope
 from ..common.lazy import LazyCommand
-from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, CommandSession, confirm_deletion, with_session
+from ..common.session import (
+    NAME_COMPLETIONS,
+    SUBSCRIPTION_OPTION,
+    WATCH_FLAGS,
+    YES_OPTION,
+    CommandSession,
+    confirm_deletion,
+    with_session,
+)
 
 
 def make_operation_commands(group: str) -> dict[str, LazyCommand]:
@@ -54,18 +62,18 @@ def _command(row: Operation[Any], cli: CliVerb) -> click.Command:
         else:
             _show(session, found, place, cli.empty.format(**texts))
 
-    command = with_session(run, *(() if cli.done or cli.confirm else WATCHED))
+    command = with_session(run, *(() if cli.done or cli.confirm else WATCH_FLAGS))
     if cli.confirm:
-        command = YES(command)
+        command = YES_OPTION(command)
     for take in reversed(row.takes):
         flags = (*(("-f",) if take.name == "force" else ()), f"--{take.name.replace('_', '-')}", take.name)
         settings: dict[str, Any] = {"type": take.kind, "default": take.kind()}
         settings = {"is_flag": True} if take.kind is bool else settings
         command = click.option(*flags, help=take.help, **settings)(command)
     if row.rule.subscription:
-        command = SUBSCRIPTION(command)
+        command = SUBSCRIPTION_OPTION(command)
     if place:
-        command = click.argument(place, shell_complete=COMPLETED.get(place))(command)
+        command = click.argument(place, shell_complete=NAME_COMPLETIONS.get(place))(command)
     command.__doc__ = f"{cli.text}\n\nExample: magnetar {cli.words} {cli.example}"
     return click.command(cli.words.rpartition(" ")[2])(command)
 

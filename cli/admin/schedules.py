@@ -15,7 +15,7 @@ from .topics import full_name
 if TYPE_CHECKING:
     from ...proto.statistics import ScheduleStats
 
-COLUMNS = ("name", "when", "zone", "next", "last", "fired", "dropped", "status")
+SCHEDULE_COLUMNS = ("name", "when", "zone", "next", "last", "fired", "dropped", "status")
 
 schedules = LazyGroup(
     "schedules",
@@ -74,7 +74,9 @@ def list_(session: CommandSession, topic: str) -> None:
     Example: magnetar schedules list orders
     """
     session.out.print_rows(
-        [_row(each) for each in session.admin.schedules(topic)], COLUMNS, empty=f"no schedules of {full_name(topic)}"
+        [_row(each) for each in session.admin.schedules(topic)],
+        SCHEDULE_COLUMNS,
+        empty=f"no schedules of {full_name(topic)}",
     )
 
 

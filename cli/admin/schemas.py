@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ...proto.schema import SchemaInfo
     from ...proto.statistics import TopicSchema
 
-COLUMNS = ("version", "type", "name", "created", "user", "schema")
-FILE = option(
+SCHEMA_COLUMNS = ("version", "type", "name", "created", "user", "schema")
+FILE_OPTION = option(
     "-f", "--filename", "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), required=True,
     help='JSON: {"type": "AVRO", "schema": "…", "properties": {}}; - reads standard input.',
 )  # fmt: skip
@@ -50,7 +50,7 @@ def get(session: CommandSession, topic: str, version: int | None, all_: bool) ->
     Example: magnetar schemas get orders -v 0
     """
     if all_:
-        session.out.print_rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
+        session.out.print_rows([_row(each) for each in session.admin.schemas(topic)], SCHEMA_COLUMNS)
     else:
         session.out.print_record(_row(session.admin.schema(topic, version)))
 
@@ -61,7 +61,7 @@ def list_(session: CommandSession, topic: str) -> None:
 
     Example: magnetar schemas list orders
     """
-    session.out.print_rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
+    session.out.print_rows([_row(each) for each in session.admin.schemas(topic)], SCHEMA_COLUMNS)
 
 
 def _row(found: TopicSchema) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _row(found: TopicSchema) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@session_command(FILE)
+@session_command(FILE_OPTION)
 def upload(session: CommandSession, topic: str, file: str) -> None:
     """Register a schema, also where producers may not. A schema that is registered already keeps its version.
 
@@ -121,7 +121,7 @@ def _class(named: str) -> Any:
     return found
 
 
-@session_command(FILE)
+@session_command(FILE_OPTION)
 def compatibility(session: CommandSession, topic: str, file: str) -> None:
     """Show whether a schema could be registered at a topic, and by which compatibility rule. Nothing is registered.
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...proto.alarms import format_age, format_count
 from ...proto.pulsar_json import (
-    OF_PRODUCER,
     OF_SUBSCRIPTION,
-    PRODUCER,
-    SUBSCRIPTION,
-    TOPIC,
+    PRODUCER_FIELDS,
+    PRODUCER_NAMES,
+    SUBSCRIPTION_FIELDS,
+    TOPIC_FIELDS,
     merge_records,
     pick_fields,
     time_to_json,
@@ -26,10 +26,18 @@ if TYPE_CHECKING:
     from ...proto.states import TxnId
     from ..common.session import CommandSession
 
-RATES = ("msgRateIn", "msgRateOut", "msgThroughputIn", "msgThroughputOut")
-_OF_ROW = ("msgInCounter", "msgOutCounter", "storageSize", *RATES)
-COUNTS = (*_OF_ROW, "msgBacklog")
-COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", *RATES)
+RATE_FIELDS = ("msgRateIn", "msgRateOut", "msgThroughputIn", "msgThroughputOut")
+_OF_ROW = ("msgInCounter", "msgOutCounter", "storageSize", *RATE_FIELDS)
+COUNT_FIELDS = (*_OF_ROW, "msgBacklog")
+TOPIC_STATS_COLUMNS = (
+    "topic",
+    "partitions",
+    "msgInCounter",
+    "msgOutCounter",
+    "storageSize",
+    "msgBacklog",
+    *RATE_FIELDS,
+)
 SUBSCRIPTION_COLUMNS = ("subscription", "type", "msgBacklog", "unackedMessages", "consumers", "markDelete", "blocked")
 TRANSACTION_COLUMNS = (
     "topic", "open", "oldest", "oldestOwner", "oldestAddress", "oldestMs", "lastStable", "waiting", "committed",
@@ -45,7 +53,7 @@ _SUMMED = (
     "msgRateIn msgRateOut msgThroughputIn msgThroughputOut msgInCounter bytesInCounter msgOutCounter bytesOutCounter "
     "storageSize msgDropCounter publishRateLimitedTimes expiredEntries evictedEntries"
 )
-SUMS = (*_SUMMED.split(), "msgBacklog", "backlogSize")
+SUMMED_FIELDS = (*_SUMMED.split(), "msgBacklog", "backlogSize")
 _WAITED = "waitsForTransaction"
 
 
@@ -66,8 +74,10 @@ def make_topic_record(session: CommandSession, topic: str, found: list[values.To
     `msgBacklog` and `backlogSize` are those of the subscription with the largest ones."""
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
     for name in _SUMMED.split():
-        record[name] = sum(map(TOPIC[name], found))
-    record["publishers"] = [pick_fields(PRODUCER, each, OF_PRODUCER) for reply in found for each in reply.producers]
+        record[name] = sum(map(TOPIC_FIELDS[name], found))
+    record["publishers"] = [
+        pick_fields(PRODUCER_FIELDS, each, PRODUCER_NAMES) for reply in found for each in reply.producers
+    ]
     record["subscriptions"] = merge_subscriptions(found)
     record["msgBacklog"] = max((s["msgBacklog"] for s in record["subscriptions"].values()), default=0)
     record["backlogSize"] = max((s["backlogSize"] for s in record["subscriptions"].values()), default=0)
@@ -88,7 +98,7 @@ def make_topic_row(topic: str, found: list[values.BriefTopicStats]) -> dict[str,
     of its partitions."""
     row: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else 0}
     for name in _OF_ROW:
-        row[name] = sum(map(TOPIC[name], found))
+        row[name] = sum(map(TOPIC_FIELDS[name], found))
     backlogs = found[0].backlogs
     if len(found) > 1:
         backlogs = {each: sum(part.backlogs.get(each, 0) for part in found) for part in found for each in part.backlogs}
@@ -156,7 +166,7 @@ def merge_subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[st
     for reply in found:
         for each in reply.subscriptions:
             record = {
-                **pick_fields(SUBSCRIPTION, each, OF_SUBSCRIPTION),
+                **pick_fields(SUBSCRIPTION_FIELDS, each, OF_SUBSCRIPTION),
                 _WAITED: waited_transaction_to_json(each, reply),
             }
             parts.setdefault(each.name, []).append(record)

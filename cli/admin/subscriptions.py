@@ -16,11 +16,11 @@ from click import option
 
 from ...proto.alarms import format_count
 from ..common import units
-from ..common.lazy import ROW, LazyCommand, LazyGroup
-from ..common.output import RAW, format_message_id
-from ..common.session import COMPLETED, SUBSCRIPTION, CommandSession, confirm_deletion, session_command
+from ..common.lazy import OPERATION_ROW, LazyCommand, LazyGroup
+from ..common.output import RAW_OPTION, format_message_id
+from ..common.session import NAME_COMPLETIONS, SUBSCRIPTION_OPTION, CommandSession, confirm_deletion, session_command
 from ..common.units import parse_duration, parse_message_id
-from .policies import PROPERTIES
+from .policies import PROPERTIES_OPTION
 from .topics import full_name
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 subscriptions = LazyGroup(
     "subscriptions",
     {
-        "list": ROW,
+        "list": OPERATION_ROW,
         "create": LazyCommand(".admin.subscriptions", "create", "Make a subscription."),
         "stats": LazyCommand(
             ".admin.subscriptions", "stats", "Backlog, holes, consumers, and why the next message is not delivered."
@@ -44,7 +44,7 @@ subscriptions = LazyGroup(
         "set-properties": LazyCommand(
             ".admin.subscriptions", "set_properties", "Give it these properties and no others."
         ),
-        "delete": ROW,
+        "delete": OPERATION_ROW,
     },
     {"seek": "reset", "reset-cursor": "reset", "peek-messages": "peek", "unsubscribe": "delete"},
     with_rows=True,
@@ -65,10 +65,10 @@ def _done(session: CommandSession, text: str, topic: str, subscription: str) -> 
 
 
 @session_command(
-    SUBSCRIPTION,
+    SUBSCRIPTION_OPTION,
     option("-m", "--messageId", "position", default="latest", show_default=True, help="earliest, latest, L:E."),
     option("--filter", "wanted", default="", help="Which messages it wants, by their properties: \"region = 'eu'\"."),
-    PROPERTIES,
+    PROPERTIES_OPTION,
 )
 def create(
     session: CommandSession, topic: str, subscription: str, position: str, wanted: str, pairs: tuple[str, ...]
@@ -85,7 +85,7 @@ def create(
     _done(session, f"subscription {subscription} of {full_name(topic)} created", topic, subscription)
 
 
-@session_command(SUBSCRIPTION, name="get-subscription-properties")
+@session_command(SUBSCRIPTION_OPTION, name="get-subscription-properties")
 def properties(session: CommandSession, topic: str, subscription: str) -> None:
     """Show the properties of a subscription, for each partition.
 
@@ -100,8 +100,8 @@ def properties(session: CommandSession, topic: str, subscription: str) -> None:
 
 
 @session_command(
-    SUBSCRIPTION,
-    PROPERTIES,
+    SUBSCRIPTION_OPTION,
+    PROPERTIES_OPTION,
     option("-c", "--clear", is_flag=True, help="None at all."),
     name="update-subscription-properties",
 )
@@ -121,7 +121,9 @@ def set_properties(session: CommandSession, topic: str, subscription: str, pairs
 
 
 @session_command(
-    option("-s", "--subscription", default=None, help="Only this one.", shell_complete=COMPLETED["subscription"]),
+    option(
+        "-s", "--subscription", default=None, help="Only this one.", shell_complete=NAME_COMPLETIONS["subscription"]
+    ),
     watched=True,
 )
 def stats(session: CommandSession, topic: str, subscription: str | None) -> None:
@@ -149,9 +151,9 @@ def stats(session: CommandSession, topic: str, subscription: str | None) -> None
 
 
 @session_command(
-    SUBSCRIPTION,
+    SUBSCRIPTION_OPTION,
     option("-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of each partition."),
-    RAW, watched=True,
+    RAW_OPTION, watched=True,
 )  # fmt: skip
 def peek(session: CommandSession, topic: str, subscription: str, count: int, raw: bool) -> None:
     """Show the next messages of a subscription without consuming them.
@@ -166,7 +168,7 @@ def peek(session: CommandSession, topic: str, subscription: str, count: int, raw
 
 
 @session_command(
-    SUBSCRIPTION,
+    SUBSCRIPTION_OPTION,
     option("-n", "--count", type=click.IntRange(1), default=None, help="Of each partition."),
     option("-a", "--all", "everything", is_flag=True, help="All there are."),
 )
@@ -182,7 +184,7 @@ def skip(
     _skip(session, topic, subscription, -1 if count is None else count, yes)
 
 
-@session_command(SUBSCRIPTION, name="clear-backlog")
+@session_command(SUBSCRIPTION_OPTION, name="clear-backlog")
 def clear(session: CommandSession, topic: str, subscription: str, yes: bool) -> None:
     """Acknowledge all messages of a subscription without delivering them.
 
@@ -265,7 +267,7 @@ def _is_all_delivered(found: SubscriptionStats, to: MessageId, exclude: bool) ->
 
 
 @session_command(
-    SUBSCRIPTION,
+    SUBSCRIPTION_OPTION,
     option("-t", "--time", "moment", default=None, help="A time ago (10m, 2h), an ISO time, or milliseconds."),
     option("-m", "--messageId", "position", default=None, help="earliest, latest, L:E."),
     option("-e", "--exclude-reset-position", "exclude", is_flag=True, help="Begin after that message."),
@@ -331,7 +333,9 @@ def _describe_passed_over(found: list[ResetPreview]) -> str:
 # Names and options are pulsar-admin's. On a partitioned topic each verb is applied to every partition, at its owner.
 
 
-OLDER = option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")
+OLDER_OPTION = option(
+    "-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds."
+)
 
 
 def _expire(session: CommandSession, topic: str, name: str, older: str | None, position: str | None, yes: bool) -> None:
@@ -353,8 +357,8 @@ def _expire(session: CommandSession, topic: str, name: str, older: str | None, p
 
 
 @session_command(
-    SUBSCRIPTION,
-    OLDER,
+    SUBSCRIPTION_OPTION,
+    OLDER_OPTION,
     option("-m", "-p", "--position", "position", default=None, help="… or everything up to L:E, earliest, latest."),
     name="expire-messages",
 )
@@ -369,7 +373,7 @@ def expire(
     _expire(session, topic, subscription, older, position, yes)
 
 
-@session_command(OLDER, name="expire-messages-all-subscriptions")
+@session_command(OLDER_OPTION, name="expire-messages-all-subscriptions")
 def expire_all(session: CommandSession, topic: str, older: str | None, yes: bool) -> None:
     """Acknowledge the messages that are older than a time, for every subscription of a topic, without delivering them.
 
@@ -383,7 +387,7 @@ def expire_all(session: CommandSession, topic: str, older: str | None, yes: bool
         "-i", "--initialPosition", "end", type=click.Choice(["earliest", "latest"]), default="latest", show_default=True
     ),
     option("-m", "--messagePosition", "number", type=click.IntRange(1), default=1, show_default=True),
-    RAW, name="examine-messages",
+    RAW_OPTION, name="examine-messages",
 )  # fmt: skip
 def examine(session: CommandSession, topic: str, end: str, number: int, raw: bool) -> None:
     """Show the n-th message of a topic (of each partition), counted from the oldest or from the newest.
@@ -409,7 +413,7 @@ def examine(session: CommandSession, topic: str, end: str, number: int, raw: boo
 @session_command(
     option("-l", "--ledgerId", "ledger", type=int, required=True),
     option("-e", "--entryId", "entry", type=int, required=True),
-    RAW, name="get-message-by-id",
+    RAW_OPTION, name="get-message-by-id",
 )  # fmt: skip
 def get_message(session: CommandSession, topic: str, ledger: int, entry: int, raw: bool) -> None:
     """Show the messages of one stored entry, by its ledger and entry id. For a partitioned topic, give the name of the

@@ -33,10 +33,10 @@ from ..storage.admin_port import ask_reachable_bookies, with_operator_options
 from . import doctor
 from .cluster import find_largest_topics
 
-STATS_TOPICS = 50
-LOG_BYTES = 1 << 20
+STATS_TOPICS_MAX = 50
+LOG_BYTES_MAX = 1 << 20
 """The end of a log that is taken."""
-BLANKED = "<blanked>"
+REDACTED_TEXT = "<blanked>"
 SECRET_NAMES = re.compile(
     r"(?i)secret|token|passw|passphrase|credential|private|api.?key|access.?key|(^|_)(keys?|pwd|pass)$|pgpass"
     r"|authorization|cookie"
@@ -76,12 +76,12 @@ class BundledFile(NamedTuple):
     what: str
 
 
-FILES = (
+BUNDLED_FILES = (
     BundledFile("README.txt", "when, by which version, and what could not be had"),
     BundledFile("status.json", "brokers, bookies and repair, as `magnetar status` shows them"),
     BundledFile("doctor.json", "the checks of `magnetar doctor` and what they found"),
     BundledFile(
-        "topics.json", f"names and numbers of the {STATS_TOPICS} topics with the largest backlogs and most traffic"
+        "topics.json", f"names and numbers of the {STATS_TOPICS_MAX} topics with the largest backlogs and most traffic"
     ),
     BundledFile("BROKER/settings.json", "settings in force and their sources; secrets are blanked"),
     BundledFile("BROKER/tasks.txt", "where each task waits: files, lines, functions"),
@@ -91,7 +91,9 @@ FILES = (
     BundledFile("repair.json", "the state of each bookie that is known, and of repair"),
     BundledFile("metadata.json", "what the metadata has at its root, and the records of the cluster and of ledger ids"),
     BundledFile("config/NAME.json", "each --config FILE; secrets are blanked"),
-    BundledFile("logs/NAME", f"the last {LOG_BYTES >> 20} MiB of each --log FILE; what looks like a secret is blanked"),
+    BundledFile(
+        "logs/NAME", f"the last {LOG_BYTES_MAX >> 20} MiB of each --log FILE; what looks like a secret is blanked"
+    ),
 )
 """What is in a bundle. BROKER: for each broker; BOOKIE: for each bookie that answers this command."""
 METADATA_NODES = "", "/cluster", "/ids/ledger"
@@ -105,7 +107,7 @@ def redact_text(text: str) -> str:
     """Returns the text with everything blanked that looks like a secret. The work is linear in the length of the text.
     """
     for pattern in SECRET_TEXTS:
-        text = pattern.sub(rf"\g<1>{BLANKED}", text)
+        text = pattern.sub(rf"\g<1>{REDACTED_TEXT}", text)
     return text
 
 
@@ -113,10 +115,10 @@ def redact_values(value: Any, name: str = "") -> Any:
     """Returns the JSON document `value` with every value blanked whose name says that it is a secret. `name`: the name
     of `value` itself."""
     if name and SECRET_NAMES.search(name):
-        return BLANKED
+        return REDACTED_TEXT
     if isinstance(value, dict):
         if isinstance(value.get("name"), str) and "value" in value and SECRET_NAMES.search(value["name"]):
-            return {**value, "value": BLANKED}
+            return {**value, "value": REDACTED_TEXT}
         return {key: redact_values(each, key) for key, each in value.items()}
     return [redact_values(each) for each in value] if isinstance(value, list | tuple) else value
 
@@ -180,7 +182,7 @@ def collect_bundle(
     bundle.add_document("status.json", status)
     bundle.add_document("doctor.json", {"checks": states, "findings": [each._asdict() for each in findings]})
     names = dict.fromkeys(
-        row["name"] for by in ("backlog", "traffic") for row in find_largest_topics(summary, by, STATS_TOPICS // 2)
+        row["name"] for by in ("backlog", "traffic") for row in find_largest_topics(summary, by, STATS_TOPICS_MAX // 2)
     )
     stats = list[Any]()
     for name in names:
@@ -251,8 +253,8 @@ def _add_config(bundle: SupportBundle, path: Path) -> None:
 def _add_log(bundle: SupportBundle, path: Path) -> None:
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
-        stream.seek(max(0, size - LOG_BYTES))
-        bundle.add_text(f"logs/{path.name}", stream.read(LOG_BYTES).decode("utf-8", "replace"))
+        stream.seek(max(0, size - LOG_BYTES_MAX))
+        bundle.add_text(f"logs/{path.name}", stream.read(LOG_BYTES_MAX).decode("utf-8", "replace"))
 
 
 def _readme(bundle: SupportBundle, now: str) -> Iterator[str]:
@@ -261,7 +263,7 @@ def _readme(bundle: SupportBundle, now: str) -> Iterator[str]:
     yield f"Made {now} by\n{format_version_text()}\n"
     yield "It has no payload, key or property of a message; what looked like a secret is blanked. Read it before"
     yield "you send it: names of tenants, topics, subscriptions, hosts and roles are in it.\n"
-    yield from (f"{each.name}  {each.what}" for each in FILES)
+    yield from (f"{each.name}  {each.what}" for each in BUNDLED_FILES)
     yield "\nWhat could not be had:" if bundle.missing else "\nNothing is missing."
     yield from bundle.missing
     yield BOOKIES_AND_METADATA
@@ -293,7 +295,7 @@ def support_bundle(
       magnetar support-bundle --log /var/log/magnetar/broker.log --config magnetar.toml
     """
     if dry_run:
-        session.out.print_rows([each._asdict() for each in FILES], ("name", "what"))
+        session.out.print_rows([each._asdict() for each in BUNDLED_FILES], ("name", "what"))
         return
     now_ms = SystemClock().wall_ms()
     now = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime(now_ms / 1000))

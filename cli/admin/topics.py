@@ -8,12 +8,12 @@ from typing import Any
 import click
 from click import option
 
-from ...proto.policies import TOPICS
-from ..common.lazy import ROW, LazyCommand, LazyGroup
+from ...proto.policies import TOPIC_LEVEL
+from ..common.lazy import OPERATION_ROW, LazyCommand, LazyGroup
 from ..common.session import CommandSession, confirm_deletion, session_command
-from .namespaces import OF_TOPICS
-from .policies import ALIASES, make_policy_commands
-from .policies import OF_TOPICS as PROPERTIES_OF_TOPICS
+from .namespaces import TOPIC_PERMISSION_COMMANDS
+from .policies import COMMAND_ALIASES, make_policy_commands
+from .policies import TOPIC_COMMANDS as PROPERTIES_OF_TOPICS
 
 topics = LazyGroup(
     "topics",
@@ -58,18 +58,18 @@ topics = LazyGroup(
         ),
         "get-backlog-size": LazyCommand(".admin.subscriptions", "backlog_size", "Bytes after a message."),
         "last-message-id": LazyCommand(".admin.subscriptions", "last_message_id", "Id of the newest message."),
-        "analyze-backlog": ROW,
-        "truncate": ROW,
-        "unload": ROW,
-        "trim": ROW,
-        "compact": ROW,
+        "analyze-backlog": OPERATION_ROW,
+        "truncate": OPERATION_ROW,
+        "unload": OPERATION_ROW,
+        "trim": OPERATION_ROW,
+        "compact": OPERATION_ROW,
         "compaction-status": LazyCommand(
             ".admin.topics", "compaction_status", "How far the last compaction is, and what it left."
         ),
         "skip-lost": LazyCommand(".admin.subscriptions", "skip_lost", "Pass over entries that every replica lost."),
         "terminate": LazyCommand(".admin.topics", "terminate", "Seal it: it can be read and not written."),
         "delete": LazyCommand(".admin.topics", "delete", "Delete a topic and its messages."),
-        **OF_TOPICS,
+        **TOPIC_PERMISSION_COMMANDS,
         **PROPERTIES_OF_TOPICS,
     },
     {
@@ -87,14 +87,25 @@ topics = LazyGroup(
         "peek": "peek-messages",
         "skip-all": "clear-backlog",
         "examine-message": "examine-messages",
-        **ALIASES,
+        **COMMAND_ALIASES,
     },
-    policies=make_policy_commands(TOPICS),
+    policies=make_policy_commands(TOPIC_LEVEL),
     with_rows=True,
     help="Topics: [persistent://]TENANT/NAMESPACE/NAME, or just NAME.\n\nExample: magnetar topics create orders -p 4",
 )
 POLL_S = 0.5
-COMPACTION = ("topic", "state", "step", "progress", "messages", "entries", "bytes", "horizon", "dueBytes", "error")
+COMPACTION_COLUMNS = (
+    "topic",
+    "state",
+    "step",
+    "progress",
+    "messages",
+    "entries",
+    "bytes",
+    "horizon",
+    "dueBytes",
+    "error",
+)
 
 
 def full_name(topic: str) -> str:
@@ -168,7 +179,7 @@ def stats(session: CommandSession, topic: str, per_partition: bool, precise: boo
     if session.out.is_structured:
         session.out.print_document(records if per_partition else records[0])
         return
-    session.out.print_rows(records, tables.COLUMNS)
+    session.out.print_rows(records, tables.TOPIC_STATS_COLUMNS)
     for record in records:
         if record["subscriptions"]:
             print()
@@ -191,11 +202,14 @@ def stats_internal(session: CommandSession, topic: str) -> None:
 
     Example: magnetar topics stats-internal orders
     """
-    from ...proto.pulsar_json import LOG, pick_fields
+    from ...proto.pulsar_json import TOPIC_LOG_FIELDS, pick_fields
     from .stats import LEDGER_COLUMNS
 
     admin = session.admin
-    found = {part: pick_fields(LOG, admin.topic_internal_stats(part), " ".join(LOG)) for part in admin.parts(topic)}
+    found = {
+        part: pick_fields(TOPIC_LOG_FIELDS, admin.topic_internal_stats(part), " ".join(TOPIC_LOG_FIELDS))
+        for part in admin.parts(topic)
+    }
     if session.out.is_structured:
         session.out.print_document(found if len(found) > 1 else next(iter(found.values())))
         return
@@ -289,7 +303,7 @@ def compaction_status(session: CommandSession, topic: str, wait_complete: bool) 
     while wait_complete and any(row["state"] == "RUNNING" for row in rows):
         time.sleep(POLL_S)
         rows = _compactions(session, topic)
-    session.out.print_rows(rows, COMPACTION)
+    session.out.print_rows(rows, COMPACTION_COLUMNS)
 
 
 def _compactions(session: CommandSession, topic: str) -> list[dict[str, Any]]:

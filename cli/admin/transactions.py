@@ -21,7 +21,7 @@ from ..common.session import CommandSession, confirm_deletion, session_command
 if TYPE_CHECKING:
     from ...proto.statistics import TransactionStats
 
-COLUMNS = ("txn", "state", "owner", "address", "name", "age_s", "remaining_s", "topics", "reason")
+TRANSACTION_COLUMNS = ("txn", "state", "owner", "address", "name", "age_s", "remaining_s", "topics", "reason")
 TOPIC_COLUMNS = ("topic", "entries", "bytes", "first", "holds", "waiting", "pending", "error")
 COORDINATOR_COLUMNS = ("coordinator", "epoch", "open", "prepared", "unsettled", "committed", "aborted")
 HALF_COLUMNS = ("half", "state", "group", "check_key", "age_s", "unknown", "members", "bytes", "topics", "reason")
@@ -75,7 +75,7 @@ def list_(session: CommandSession, coordinator: int | None, limit: int) -> None:
     else:
         found = [session.admin.transactions(coordinator, limit)]
     listed = sorted((each for group in found for each in group.items), key=lambda each: -each.age_ms)
-    session.out.print_rows([make_table_row(transaction_to_json(each)) for each in listed], COLUMNS)
+    session.out.print_rows([make_table_row(transaction_to_json(each)) for each in listed], TRANSACTION_COLUMNS)
 
 
 @session_command(watched=True)

@@ -148,7 +148,7 @@ def find_magnetar_error(error: BaseException) -> MagnetarError | None:
     return found
 
 
-SDK_CODES = {
+EXIT_CODE_BY_ERROR = {
     "InvalidUrl": USAGE,
     "InvalidTopicName": USAGE,
     "InvalidConfiguration": USAGE,
@@ -179,7 +179,7 @@ def find_exit_code(error: MagnetarError) -> int:
         case Busy():
             return IN_USE
         case _:
-            return SDK_CODES.get(type(error).__name__, FAILED)
+            return EXIT_CODE_BY_ERROR.get(type(error).__name__, FAILED)
 
 
 def describe_error(error: MagnetarError) -> str:

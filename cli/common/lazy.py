@@ -29,10 +29,10 @@ class LazyCommand(NamedTuple):
     help: str
 
 
-ROW = LazyCommand(".admin.rows", "", "")
+OPERATION_ROW = LazyCommand(".admin.rows", "", "")
 """In a table: the verb that a row of proto/operations.py makes. Its line of help is read when that is shown."""
 
-SHARED = {
+SHARED_OPTIONS = {
     "--url": "The server.", "-o": "table, wide, json, jsonl, yaml or name.", "--timeout": "Seconds.",
     "--context": "Of client.toml.",
 }  # fmt: skip
@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
     ) -> None:  # fmt: skip
         super().__init__(name, help=help, no_args_is_help="callback" not in settings, **settings)
         self.policies = policies or {}
-        for flag, what in SHARED.items():
+        for flag, what in SHARED_OPTIONS.items():
             names = (flag, *OTHER_SPELLINGS.get(flag, ()))
             complete = complete_context_name if flag == "--context" else None
             self.params.append(
@@ -83,7 +83,7 @@ class LazyGroup(click.Group):
     def _of_rows(self) -> Mapping[str, LazyCommand]:
         if not self.with_rows:
             return {}
-        found: Mapping[str, LazyCommand] = import_module(ROW.module, _CLI).make_operation_commands(self.name)
+        found: Mapping[str, LazyCommand] = import_module(OPERATION_ROW.module, _CLI).make_operation_commands(self.name)
         return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -91,8 +91,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         name = self.aliases.get(cmd_name, cmd_name)
-        entry: LazyCommand | None = self.table.get(name, ROW)
-        if entry is ROW:
+        entry: LazyCommand | None = self.table.get(name, OPERATION_ROW)
+        if entry is OPERATION_ROW:
             entry = self._of_rows().get(name)
         if entry is None:
             return None

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from ...client.model.message_id import MessageId
 
 
-PLAIN = re.compile(r"[A-Za-z/_](?:[\w./@+() -]|:(?=[\w/]))*", re.ASCII)
+PLAIN_YAML_TEXT = re.compile(r"[A-Za-z/_](?:[\w./@+() -]|:(?=[\w/]))*", re.ASCII)
 """Begins with no sign and no digit, has no `: ` and no ` #`: neither a number, nor a time, nor a mark of YAML."""
-WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+AMBIGUOUS_YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """Texts that some reader takes for another value, in small letters."""
 UNPRINTABLE = r"[^\x20-\x7e\u00a1-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 """What YAML 1.1 does not take as it is, even in quotes. Compiled at the first use: that takes 4 ms."""
@@ -68,7 +68,9 @@ def format_yaml_lines(value: object) -> Iterator[str]:
 
 def _scalar(value: object) -> str:
     match value:
-        case str() if PLAIN.fullmatch(value) and value == value.strip() and value.lower() not in WORDS:
+        case str() if (
+            PLAIN_YAML_TEXT.fullmatch(value) and value == value.strip() and value.lower() not in AMBIGUOUS_YAML_WORDS
+        ):
             return value
         case str():
             return re.sub(UNPRINTABLE, lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
@@ -81,23 +83,28 @@ def _scalar(value: object) -> str:
             return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def escape_controls(text: str) -> str:
     """Returns the text with its control characters (except tabs and line ends) and marks of text direction replaced by
     escapes such as `\\x1b`. Clients choose names and properties, and a terminal would obey such characters in them."""
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-Value = object
-Row = Mapping[str, Value]
+CellValue = object
+OutputRow = Mapping[str, CellValue]
 STREAM_FIRST_ROWS = 200
 
 
-KINDS = ("table", "wide", "json", "jsonl", "yaml", "name")
-OUTPUT = click.option(
-    "-o", "--output", type=click.Choice(KINDS), default="table", show_default=True, help="How the answer is written."
+OUTPUT_KINDS = ("table", "wide", "json", "jsonl", "yaml", "name")
+OUTPUT_OPTION = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(OUTPUT_KINDS),
+    default="table",
+    show_default=True,
+    help="How the answer is written.",
 )
 
 
@@ -112,7 +119,7 @@ class CommandOutput:
         """Returns whether the output is for programs: a document without any other text, and not a table."""
         return self.kind not in ("table", "wide")
 
-    def print_rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
+    def print_rows(self, rows: Sequence[OutputRow], columns: Sequence[str], *, empty: str = "none") -> None:
         """Prints a list of records. A table shows only `columns`, in this order; `wide` adds the other fields of the
         first record, and all other formats contain all fields. The format `name` prints the first column only. Instead
         of a table without rows, the text `empty` is printed."""
@@ -125,7 +132,7 @@ class CommandOutput:
         else:
             self._table(rows, columns)
 
-    def print_row_stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
+    def print_row_stream(self, rows: Iterable[OutputRow], columns: Sequence[str], *, empty: str = "none") -> None:
         """Prints a list of records of any length, record by record as they arrive. The first STREAM_FIRST_ROWS rows of
         a table determine the widths of its columns. `columns` and `empty` are those of `print_rows`."""
         if self.kind == "name":
@@ -145,7 +152,7 @@ class CommandOutput:
         else:
             print("\n".join(names) if names else f"({empty})")
 
-    def print_record(self, record: Row) -> None:
+    def print_record(self, record: OutputRow) -> None:
         """Prints one record: in a table one line for each field, in JSON or YAML one object."""
         if self.is_structured:
             self.print_document(record)
@@ -154,7 +161,7 @@ class CommandOutput:
         for name, value in record.items():
             print(f"{name:<{width}}  {format_field(name, value)}")
 
-    def print_result_text(self, text: str, **record: Value) -> None:
+    def print_result_text(self, text: str, **record: CellValue) -> None:
         """Prints the sentence `text` that says what a command did, for a command that has no other result. `record`:
         fields for the other formats; the first field is the name of the changed object."""
         if self.kind == "name":
@@ -164,7 +171,7 @@ class CommandOutput:
         else:
             print(text)
 
-    def print_document(self, value: Value) -> None:
+    def print_document(self, value: CellValue) -> None:
         """Prints a value that is the whole output of the command. The format `name` prints only the names that the
         value contains (`list_names_in_document`)."""
         match self.kind:
@@ -180,7 +187,7 @@ class CommandOutput:
             case _:
                 print(json.dumps(value, indent=2, ensure_ascii=False))
 
-    def print_streamed_value(self, value: Value) -> None:
+    def print_streamed_value(self, value: CellValue) -> None:
         """Prints one value of a list without an end at once, as a line of JSON or as an item of a YAML list."""
         match self.kind:
             case "name":
@@ -191,7 +198,7 @@ class CommandOutput:
             case _:
                 print(json.dumps(value, ensure_ascii=False), flush=True)
 
-    def _stream_items(self, rows: Iterable[Row]) -> None:
+    def _stream_items(self, rows: Iterable[OutputRow]) -> None:
         found = False
         for row in rows:
             self.print_streamed_value(row)
@@ -199,14 +206,14 @@ class CommandOutput:
         if self.kind == "yaml" and not found:
             print("[]")
 
-    def _print_first(self, rows: Iterable[Row], columns: Sequence[str]) -> None:
+    def _print_first(self, rows: Iterable[OutputRow], columns: Sequence[str]) -> None:
         for row in rows:
             print(row.get(columns[0]))
 
-    def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    def _table(self, rows: Sequence[OutputRow], columns: Sequence[str]) -> None:
         if self.kind == "wide":
             columns = [*columns, *(name for name in rows[0] if name not in columns and _fits(rows[0][name]))]
-        if self.kind == "wide" or not sys.stdout.isatty() or len(rows) > ROWS_WRAPPED:
+        if self.kind == "wide" or not sys.stdout.isatty() or len(rows) > WRAPPED_ROWS_MAX:
             print_plain_table(rows, columns)
             return
         from rich import box
@@ -225,14 +232,14 @@ class CommandOutput:
         print(captured.get(), end="")
 
 
-def _fits(value: Value) -> bool:
+def _fits(value: CellValue) -> bool:
     """Whether a value is shown in a cell: no record, and no list of records."""
     return not isinstance(value, Mapping) and not (
         isinstance(value, list | tuple) and any(isinstance(each, Mapping | list | tuple) for each in value)
     )
 
 
-def list_names_in_document(value: Value) -> Iterator[str]:
+def list_names_in_document(value: CellValue) -> Iterator[str]:
     """Yields the names that a document contains: of a list, the names of its items; of a mapping of records, its keys;
     of a single record, the value of its first field."""
     match value:
@@ -248,7 +255,7 @@ def list_names_in_document(value: Value) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------------- watch
-CLEAR = "\x1b[H\x1b[2J"
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], None]) -> None:
@@ -268,7 +275,7 @@ def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], No
         def isatty(self) -> bool:
             return on_terminal
 
-    mark = CLEAR if on_terminal else ""
+    mark = CLEAR_SCREEN if on_terminal else ""
     while True:
         screen = Screen()  # the whole answer first: a screen that is half old misleads
         try:
@@ -280,15 +287,15 @@ def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], No
             print(f"magnetar: {error.message}", file=sys.stderr)
         else:
             print(mark, screen.getvalue(), sep="", end="", flush=True)
-            mark = CLEAR if on_terminal else {"yaml": "---\n"}.get(out.kind, "" if out.is_structured else "\n")
+            mark = CLEAR_SCREEN if on_terminal else {"yaml": "---\n"}.get(out.kind, "" if out.is_structured else "\n")
         time.sleep(every_s)
 
 
-ROWS_WRAPPED = 500
+WRAPPED_ROWS_MAX = 500
 """Rows up to which a table on a terminal is fitted into its width: for 5,000 that takes seconds."""
 
 
-def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+def print_plain_table(rows: Sequence[OutputRow], columns: Sequence[str]) -> None:
     """Prints a table in which no cell is shortened or wrapped, for output to a pipe and for very long tables. `rows`
     must be complete, because the widest cell of a column sets its width."""
     cells = [[format_field(column, row.get(column)).replace("\n", " ") for column in columns] for row in rows]
@@ -299,7 +306,7 @@ def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     print("\n".join((form.format(*columns), rule, *(form.format(*each) for each in cells))))
 
 
-def print_rows_as_json(rows: Iterable[Row]) -> None:
+def print_rows_as_json(rows: Iterable[OutputRow]) -> None:
     """Prints rows as a JSON array as they arrive, one object on each line."""
     before = "["
     for row in rows:
@@ -308,7 +315,7 @@ def print_rows_as_json(rows: Iterable[Row]) -> None:
     print("\n]" if before == "," else "[]")
 
 
-def print_rows_as_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> None:
+def print_rows_as_table(rows: Iterator[OutputRow], columns: Sequence[str], empty: str) -> None:
     """Prints a table row by row as the rows arrive. The first STREAM_FIRST_ROWS rows determine the widths of the
     columns; longer cells of later rows are not shortened. Without rows, prints the text `empty`."""
     first = list(islice(rows, STREAM_FIRST_ROWS))
@@ -328,23 +335,23 @@ def print_rows_as_table(rows: Iterator[Row], columns: Sequence[str], empty: str)
         print(line(format_field(column, row.get(column)) for column in columns))
 
 
-MOMENTS = frozenset((
+TIME_FIELDS = frozenset((
     "certificateEndsMs", "createdMs", "earliestMsgPublishTimeInBacklog", "expires_ms", "sinceMs", "tokenEndsMs",
 ))  # fmt: skip
 """Fields with a time in ms since the epoch (0: none), which a table shows as a time in UTC."""
 
 
-def format_field(name: str, value: Value) -> str:
+def format_field(name: str, value: CellValue) -> str:
     """Returns the value of the field `name` as text for a cell of a table: for a field of MOMENTS a time in UTC ("-"
     for 0), else as `format_cell`."""
-    if name not in MOMENTS or not isinstance(value, int):
+    if name not in TIME_FIELDS or not isinstance(value, int):
         return format_cell(value)
     from ...proto.pulsar_json import time_to_json
 
     return time_to_json(value) if value else "-"
 
 
-def format_cell(value: Value) -> str:
+def format_cell(value: CellValue) -> str:
     """Returns a value as text for a cell of a table: "-" for None and for an empty list or mapping. Control characters
     of texts are escaped."""
     match value:
@@ -366,7 +373,7 @@ def format_cell(value: Value) -> str:
             return escape_controls(str(value))
 
 
-class Counter(Protocol):
+class ProgressCounter(Protocol):
     """The function that `show_progress` gives to its `with` block. The block calls it to set how many steps are
     completed."""
 
@@ -376,7 +383,7 @@ class Counter(Protocol):
 
 
 @contextmanager
-def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Counter]:
+def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[ProgressCounter]:
     """While the `with` block runs, shows a progress bar on stderr, if `shown` and if stderr is a terminal. Yields the
     Counter that updates the bar. `total`: the number of steps; None if it is unknown."""
     if not shown or not sys.stderr.isatty():
@@ -446,7 +453,7 @@ def make_printed_stored_message(message: StoredMessage) -> PrintedMessage:
     )
 
 
-RAW = click.option("--raw", is_flag=True, help="Control characters as they are, also on a terminal.")
+RAW_OPTION = click.option("--raw", is_flag=True, help="Control characters as they are, also on a terminal.")
 
 
 def make_terminal_text(text: str, *, raw: bool = False) -> str:

@@ -22,8 +22,8 @@ from typing import Self
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-PORTS = range(20_000, 32_000)  # below those that Linux gives to programs that ask for any, and to connections
-DRAWS = 1000
+PORT_RANGE = range(20_000, 32_000)  # below those that Linux gives to programs that ask for any, and to connections
+PORT_ATTEMPTS = 1000
 
 
 class ProcessNotReady(Exception):
@@ -36,7 +36,7 @@ def find_free_port(*hosts: str, count: int = 1) -> int:
     after it are free too. Ports that the system chooses are not used, because the system could give such a port to
     another program while its server is stopped. Raises OSError if no such port is found, for example because an address
     does not belong to this machine."""
-    for port in random.SystemRandom().sample(PORTS, DRAWS):
+    for port in random.SystemRandom().sample(PORT_RANGE, PORT_ATTEMPTS):
         if all(_is_free(host, port + number) for host in hosts for number in range(count)):
             return port
     raise OSError(f"no free port at {', '.join(hosts)}")

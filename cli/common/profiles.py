@@ -32,12 +32,12 @@ import click
 if TYPE_CHECKING:
     from ...proto.errors import InvalidConfiguration
 
-DEFAULT = "default"
-NAMES = ("url", "token", "tls_ca", "tls_cert", "tls_key")
-KEYS = (*NAMES, "security", "metadata")
+DEFAULT_PROFILE = "default"
+PROGRAM_KEYS = ("url", "token", "tls_ca", "tls_cert", "tls_key")
+PROFILE_KEYS = (*PROGRAM_KEYS, "security", "metadata")
 """Keys of a profile. `security` and `metadata` are those of commands that ask bookies or the metadata."""
 _FILES = ("token", "tls_ca", "tls_cert", "tls_key", "security")
-CURRENT, PREVIOUS = "current", "previous"
+CURRENT_KEY, PREVIOUS_KEY = "current", "previous"
 """Keys of the file that are no profile: the name that `context use` gave, and the one before it."""
 
 
@@ -52,7 +52,7 @@ def load_profile(name: str) -> Mapping[str, str]:
     means the default profile; without a file it has no values. Raises InvalidConfiguration if the profile is missing or
     the file is invalid."""
     found = {} if not name and not profiles_path().exists() else find_profile(read_profiles(), name)
-    return {key: found[key] for key in found if key in NAMES}
+    return {key: found[key] for key in found if key in PROGRAM_KEYS}
 
 
 def load_context(name: str) -> tuple[str, Mapping[str, str]]:
@@ -63,13 +63,13 @@ def load_context(name: str) -> tuple[str, Mapping[str, str]]:
         return "", {}
     found = read_profiles()
     chosen = name or current_profile_name(found)
-    return chosen or (DEFAULT if DEFAULT in found else ""), find_profile(found, chosen)
+    return chosen or (DEFAULT_PROFILE if DEFAULT_PROFILE in found else ""), find_profile(found, chosen)
 
 
 def current_profile_name(found: Mapping[str, Any]) -> str:
     """Returns the name of the current profile, which `magnetar context use` has stored in the file; "" if there is
     none. `found`: the content of the file."""
-    named = found.get(CURRENT, "")
+    named = found.get(CURRENT_KEY, "")
     return named if isinstance(named, str) else ""
 
 
@@ -96,7 +96,7 @@ def parse_profiles(data: bytes) -> dict[str, Any]:
 
 def list_profile_names(found: Mapping[str, Any]) -> list[str]:
     """Returns the names of all profiles, in the order of the file. `found`: the content of the file."""
-    return [name for name in found if name not in (CURRENT, PREVIOUS)]
+    return [name for name in found if name not in (CURRENT_KEY, PREVIOUS_KEY)]
 
 
 def complete_context_name(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -130,14 +130,16 @@ def find_profile(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
     from ...proto.errors import InvalidConfiguration
 
     file = profiles_path()
-    values = None if name in (CURRENT, PREVIOUS) else found.get(name or DEFAULT, None if name else {})
+    values = None if name in (CURRENT_KEY, PREVIOUS_KEY) else found.get(name or DEFAULT_PROFILE, None if name else {})
     if values is None:
         raise make_missing_profile_error(found, name)
-    unknown = [key for key in values if key not in KEYS] if isinstance(values, dict) else [name or DEFAULT]
+    unknown = (
+        [key for key in values if key not in PROFILE_KEYS] if isinstance(values, dict) else [name or DEFAULT_PROFILE]
+    )
     if unknown:
-        raise InvalidConfiguration(f"{file}: {unknown[0]!r} is not of a profile, which has {', '.join(KEYS)}")
+        raise InvalidConfiguration(f"{file}: {unknown[0]!r} is not of a profile, which has {', '.join(PROFILE_KEYS)}")
     if not all(isinstance(each, str) for each in values.values()):
-        raise InvalidConfiguration(f"{file}: the values of [{name or DEFAULT}] are texts")
+        raise InvalidConfiguration(f"{file}: the values of [{name or DEFAULT_PROFILE}] are texts")
     return {key: _placed(file.parent, each) if key in _FILES else each for key, each in values.items()}
 
 

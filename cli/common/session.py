@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from .output import OUTPUT, CommandOutput, print_repeatedly
-from .profiles import NAMES, complete_context_name, load_context
+from .output import OUTPUT_OPTION, CommandOutput, print_repeatedly
+from .profiles import PROGRAM_KEYS, complete_context_name, load_context
 from .units import FiniteNumber, Interval
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...client.connect.authentication import Authentication
 
 
-SOON_S = 0.8
+NAMES_TIMEOUT_S = 0.8
 """Seconds for a list of names: with the start of the command, a person waits for a second."""
 DEFAULT_NAMESPACE = "public/default"
 
@@ -69,8 +69,8 @@ def _subscriptions(admin: Admin, _: str, given: Mapping[str, Any]) -> Iterable[s
     return admin.subscriptions(admin.parts(given["topic"])[0])
 
 
-Names = Callable[["Admin", str, Mapping[str, Any]], Iterable[str]]
-NAMES_OF: Mapping[str, Names] = {
+ListNames = Callable[["Admin", str, Mapping[str, Any]], Iterable[str]]
+NAME_LISTERS: Mapping[str, ListNames] = {
     "topic": _topics, "namespace": _namespaces, "tenant": _tenants, "subscription": _subscriptions,
 }  # fmt: skip
 """Of a parameter by its name: asks for the names that may come, among others. It gets what is typed of it, and the
@@ -88,7 +88,7 @@ def add_name_suggestion(session: CommandSession, error: Exception, given: Mappin
     near = _NEAR.get(type(found).__name__)
     if found is None or near is None:
         return
-    brief = session.with_timeout(SOON_S)
+    brief = session.with_timeout(NAMES_TIMEOUT_S)
     try:
         name, names = near(brief.admin, given)
     except Exception:  # as the caller, who may not be allowed to list
@@ -262,19 +262,19 @@ def read_token(source: str) -> str:
     if source.startswith("data:"):
         raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")
     try:
-        return read_secret(source).reveal_bytes()[:TOKEN_MAX].decode("ascii").strip()
+        return read_secret(source).reveal_bytes()[:TOKEN_BYTES_MAX].decode("ascii").strip()
     except UnicodeDecodeError:
         raise InvalidConfiguration(f"--token {describe_secret_source(source)} is no token") from None
 
 
-TOKEN_MAX = 16 << 10
+TOKEN_BYTES_MAX = 16 << 10
 """Characters of a token that are read."""
 
 # ---------------------------------------------------------------------------------------------------- completion
-Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+CompleteWord = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
-def _completed(names: Names) -> Complete:
+def _completed(names: ListNames) -> CompleteWord:
     """Returns the completion function of a parameter. It returns the names that begin with the typed text, or no names
     if it fails."""
 
@@ -284,7 +284,7 @@ def _completed(names: Names) -> Complete:
             if given.get("topic") is None and context.args:  # of a line that ends with -s nothing else is parsed
                 given["topic"] = context.args[0]
             with context.scope(cleanup=False):
-                session = make_session(dict(context.params), CommandOutput("name"), SOON_S)
+                session = make_session(dict(context.params), CommandOutput("name"), NAMES_TIMEOUT_S)
             try:
                 return sorted({name for name in names(session.admin, incomplete, given) if name.startswith(incomplete)})
             finally:
@@ -295,14 +295,18 @@ def _completed(names: Names) -> Complete:
     return complete
 
 
-COMPLETED: Mapping[str, Complete] = {name: _completed(names) for name, names in NAMES_OF.items()}
+NAME_COMPLETIONS: Mapping[str, CompleteWord] = {name: _completed(names) for name, names in NAME_LISTERS.items()}
 """Completions of parameters, by their names."""
 
-YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-SUBSCRIPTION = click.option(
-    "-s", "--subscription", required=True, help="Name of the subscription.", shell_complete=COMPLETED["subscription"]
+YES_OPTION = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+SUBSCRIPTION_OPTION = click.option(
+    "-s",
+    "--subscription",
+    required=True,
+    help="Name of the subscription.",
+    shell_complete=NAME_COMPLETIONS["subscription"],
 )
-PLACE = "magnetar.place"
+PLACE_KEY = "magnetar.place"
 """In a click context: where the command acts, for the question of `confirm_deletion`."""
 
 
@@ -315,8 +319,8 @@ def confirm_deletion(what: str, yes: bool, count: Callable[[], str] = str) -> No
     has_terminal = sys.stdin.isatty()
     what += count() if has_terminal else ""
     current = click.get_current_context(silent=True)
-    if current is not None and PLACE in current.meta:
-        what = f"{what}, at {current.meta[PLACE]}"
+    if current is not None and PLACE_KEY in current.meta:
+        what = f"{what}, at {current.meta[PLACE_KEY]}"
     if not has_terminal:
         raise click.UsageError(f"{what}? There is no terminal to ask at: give --yes")
     click.confirm(f"{what}?", abort=True, err=True)
@@ -328,14 +332,16 @@ def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) 
     other."""
     context = click.get_current_context()
     named = options.pop("profile")
-    said = {name: options.pop(name) for name in NAMES}
-    typed = {name for name in (*NAMES, "profile") if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    said = {name: options.pop(name) for name in PROGRAM_KEYS}
+    typed = {
+        name for name in (*PROGRAM_KEYS, "profile") if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
     if "profile" in typed:
         said = {name: value if name in typed else "" for name, value in said.items()}
     name, values = load_context(named)
     session = CommandSession(out=out, timeout_s=timeout_s, **_with_profile(said, values))
     session.context = name if session.url == values.get("url", DEFAULT_URL) else ""
-    context.meta[PLACE] = session.describe_server
+    context.meta[PLACE_KEY] = session.describe_server
     return session
 
 
@@ -344,7 +350,7 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
     left = dict(profile)
     if said["token"] or said["tls_cert"] or said["tls_key"]:
         left = {name: left[name] for name in ("url", "tls_ca") if name in left}
-    found = {name: said[name] or left.get(name, "") for name in NAMES}
+    found = {name: said[name] or left.get(name, "") for name in PROGRAM_KEYS}
     return {
         "url": found["url"] or DEFAULT_URL, "token": found["token"], "trust": found["tls_ca"],
         "certificate": found["tls_cert"], "key": found["tls_key"],
@@ -357,7 +363,7 @@ def with_session(function: Callable[..., None], *watched: str) -> Callable[..., 
     command repeats its answer; empty for a command that changes something."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
-    @OUTPUT
+    @OUTPUT_OPTION
     @click.option("--timeout", type=FiniteNumber(0.1), default=30.0, show_default=True, help="Seconds.")
     @click.option("--token", envvar="MAGNETAR_TOKEN", default="", metavar="FILE|env:NAME", help="Where your token is.")
     @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
@@ -390,7 +396,7 @@ def with_session(function: Callable[..., None], *watched: str) -> Callable[..., 
     return command
 
 
-WATCHED = ("-w", "--watch")
+WATCH_FLAGS = ("-w", "--watch")
 
 
 def session_command(
@@ -405,18 +411,18 @@ def session_command(
     def make(function: Callable[..., None]) -> click.Command:
         parameters = _parameters(options)
         given, taken = {each.name for each in parameters}, {flag for each in parameters for flag in each.opts}
-        command = with_session(function, *(flag for flag in WATCHED if watched and flag not in taken))
+        command = with_session(function, *(flag for flag in WATCH_FLAGS if watched and flag not in taken))
         code, defaults = function.__code__, function.__defaults__ or ()  # inspect takes 0.1 ms, for each verb
         own = [each for each in code.co_varnames[1 : code.co_argcount] if each not in given]
         if "yes" in own:
             own.remove("yes")
-            command = YES(command)
+            command = YES_OPTION(command)
         for option in reversed(options):
             command = option(command)
         last = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
         for each in reversed(own):
             settings = {"default": last[each]} if each in last else {}
-            command = click.argument(each, shell_complete=COMPLETED.get(each), **settings)(command)
+            command = click.argument(each, shell_complete=NAME_COMPLETIONS.get(each), **settings)(command)
         return click.command(name or function.__name__.rstrip("_").replace("_", "-"))(command)
 
     return make

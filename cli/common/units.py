@@ -41,9 +41,9 @@ class Interval(click.FloatRange):
 
 
 INTERVAL_S_MIN = 0.1
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-NUMBER = r"([0-9]{1,15})"
-MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
+SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+NUMBER_PATTERN = r"([0-9]{1,15})"
+MEBIBYTES_PER_UNIT = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
 def parse_duration(text: str | None, unit_s: int) -> int | None:
@@ -54,10 +54,10 @@ def parse_duration(text: str | None, unit_s: int) -> int | None:
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
         return number
-    match = re.fullmatch(rf"{NUMBER}([smhdw])", text.strip().lower())
+    match = re.fullmatch(rf"{NUMBER_PATTERN}([smhdw])", text.strip().lower())
     if match is None:
         raise click.BadParameter(f"{text[:40]!r} is not a time such as 30s, 10m, 2h, 3d")
-    return -(-int(match[1]) * SECONDS[match[2]] // unit_s)
+    return -(-int(match[1]) * SECONDS_PER_UNIT[match[2]] // unit_s)
 
 
 def parse_mebibytes(text: str | None) -> int | None:
@@ -67,10 +67,10 @@ def parse_mebibytes(text: str | None) -> int | None:
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
         return number
-    match = re.fullmatch(rf"{NUMBER}([mgt])i?b?", text.strip().lower())
+    match = re.fullmatch(rf"{NUMBER_PATTERN}([mgt])i?b?", text.strip().lower())
     if match is None:
         raise click.BadParameter(f"{text[:40]!r} is not a size such as 100M, 10G")
-    return int(match[1]) * MEBIBYTES[match[2]]
+    return int(match[1]) * MEBIBYTES_PER_UNIT[match[2]]
 
 
 def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
@@ -110,8 +110,8 @@ def parse_moment_ms(text: str, now_ms: int) -> int:
     from datetime import datetime
 
     text = text.strip()
-    if match := re.fullmatch(rf"{NUMBER}([smhdw])", text.lower()):
-        return now_ms - int(match[1]) * SECONDS[match[2]] * 1000
+    if match := re.fullmatch(rf"{NUMBER_PATTERN}([smhdw])", text.lower()):
+        return now_ms - int(match[1]) * SECONDS_PER_UNIT[match[2]] * 1000
     if (number := parse_number(text)) is not None:
         return number
     try:

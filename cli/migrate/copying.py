@@ -75,7 +75,7 @@ from .source import (
 # producer; the next one reads the newest origin anew. Guard: tests/cli/migrate/test_migrate.py.
 
 
-PRODUCER = "magnetar-migrate"
+MIGRATION_NAME = "magnetar-migrate"
 """The name of the producer, and of the subscription that keeps the copies."""
 
 
@@ -131,7 +131,7 @@ async def find_message_index_after(client: Client, topic: TopicName, first: int,
 # Plain values without a clock: `now` is seconds of any clock that does not go back.
 
 
-RATE_OVER_S = 10.0
+RATE_WINDOW_S = 10.0
 
 
 class CopyProgress:
@@ -193,15 +193,15 @@ class CopyTotals:
         return all(each.complete for each in self._tallies)
 
     @property
-    def describe_lag(self) -> str:
+    def why_not_copied(self) -> str:
         """Returns why one of the partitions is not copied at the moment; "" if all are."""
         return next((each.note for each in self._tallies if each.note), "")
 
     def rate(self, now: float) -> float:
-        """Returns how many messages per second were copied in about the last RATE_OVER_S seconds, measured between the
-        calls of this method; 0 at the first call. `now`: seconds of any clock that does not go back."""
+        """Returns how many messages per second were copied in about the last RATE_WINDOW_S seconds, measured between
+        the calls of this method; 0 at the first call. `now`: seconds of any clock that does not go back."""
         self._samples.append((now, self.messages))
-        while len(self._samples) > 2 and now - self._samples[0][0] > RATE_OVER_S:
+        while len(self._samples) > 2 and now - self._samples[0][0] > RATE_WINDOW_S:
             self._samples.popleft()
         since, before = self._samples[0]
         return (self.messages - before) / (now - since) if now > since else 0.0
@@ -218,11 +218,11 @@ class CopyTotals:
 # ------------------------------------------------------------------------------------------------------- copying
 
 
-AT_ONCE = 32
+PARTITIONS_AT_ONCE = 32
 """Partitions at a time, of a copy that ends; a copy that follows needs all of them."""
 ASK_EVERY_S = 1.0
 SETTLE_S = 0.05
-FROM = "magnetar-migrate.from"
+SOURCE_PROPERTY = "magnetar-migrate.from"
 """Property of the subscription that keeps the copy: the source's addresses."""
 
 
@@ -361,15 +361,17 @@ class TopicCopier:
         source."""
         here = ",".join(map(str, self._source.endpoints))
         try:
-            known = (await self._admin.subscription_properties(part.full, PRODUCER)).get(FROM, here)
+            known = (await self._admin.subscription_properties(part.full, MIGRATION_NAME)).get(SOURCE_PROPERTY, here)
         except SubscriptionNotFound:
-            await self._admin.create_subscription(part.full, PRODUCER, MessageId.earliest, {FROM: here})
+            await self._admin.create_subscription(
+                part.full, MIGRATION_NAME, MessageId.earliest, {SOURCE_PROPERTY: here}
+            )
             return
         if known != here and not self._wanted.same_source:
             text = f"{part} was copied from {known} before, and {here} may be another cluster"
             raise AlreadyExists(f"{text}; --same-source says that it is the same one", topic=part.full)
         if known != here:
-            await self._admin.set_subscription_properties(part.full, PRODUCER, {FROM: here})
+            await self._admin.set_subscription_properties(part.full, MIGRATION_NAME, {SOURCE_PROPERTY: here})
 
     # ------------------------------------------------------------------------------ the copy
     async def run(self) -> None:
@@ -377,7 +379,7 @@ class TopicCopier:
         the option `follow`, copies all at the same time, until the topics are terminated or the call is cancelled.
         Raises the first error of a partition that does not pass within `patience_s` seconds; then all copying has
         ended."""
-        room = asyncio.Semaphore(len(self.tallies) if self._wanted.follow else AT_ONCE)
+        room = asyncio.Semaphore(len(self.tallies) if self._wanted.follow else PARTITIONS_AT_ONCE)
 
         async def one(tally: CopyProgress) -> None:
             async with room:
@@ -409,7 +411,7 @@ class TopicCopier:
         def stored(entry: SentEntryDescription) -> None:
             tally.add(entry.position, entry.messages, entry.size)
 
-        writer = PreEncodedEntryWriter(self._client.connections, topic, PRODUCER, stored)
+        writer = PreEncodedEntryWriter(self._client.connections, topic, MIGRATION_NAME, stored)
         try:
             await writer.open()
             newest = await self._newest(topic)
@@ -542,7 +544,7 @@ class SourceRestClient:
         return [
             SourceSubscription(name, _position(marks[name]), dict(each.get("subscriptionProperties") or {}))
             for name, each in sorted(stats["subscriptions"].items())
-            if each.get("isDurable", each.get("durable", True)) and name in marks and name != PRODUCER
+            if each.get("isDurable", each.get("durable", True)) and name in marks and name != MIGRATION_NAME
         ]
 
     def _get(self, topic: TopicName, what: str) -> Any:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .copying import CopyOptions, SourceRestClient
     from .source import MigrationSource, TopicToCopy
 
-RESUME = "stopped; the same command continues where this one ended"
+RESUME_HINT = "stopped; the same command continues where this one ended"
 
 
 @click.command()
@@ -64,7 +64,7 @@ def migrate(session: CommandSession, **options: Any) -> None:
     try:
         asyncio.run(_Migration(session, options).run())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"magnetar: {RESUME}", file=sys.stderr)
+        print(f"magnetar: {RESUME_HINT}", file=sys.stderr)
         raise click.Abort from None
 
 
@@ -182,13 +182,13 @@ class _Migration:
                     )
 
     async def _report(self, copying: TopicCopier, admin: AdminClient) -> None:
-        from .copying import PRODUCER
+        from .copying import MIGRATION_NAME
 
         totals = make_combined_totals(copying)
         text = f"{totals.messages:,} messages copied, of {len(copying.topics)} topics"
         if self._options["follow"]:
             text += f"; lag {totals.lag:,}" if totals.lag is not None else ""
-        text += f". Subscription {PRODUCER} keeps them: delete it when your consumers have subscribed"
+        text += f". Subscription {MIGRATION_NAME} keeps them: delete it when your consumers have subscribed"
         self._session.out.print_result_text(
             text, topics=len(copying.topics), messages=totals.messages, bytes=totals.bytes, lag=totals.lag
         )
@@ -202,10 +202,10 @@ class _Migration:
 
 BAR_EVERY_S = 0.25
 LINE_EVERY_S = 5.0
-LINES_MAX = 20
+PROGRESS_LINES_MAX = 20
 """Topics with a line of their own; more have one line together."""
 
-Titled = list[tuple[str, CopyTotals]]
+TitledTotals = list[tuple[str, CopyTotals]]
 
 
 @asynccontextmanager
@@ -224,13 +224,13 @@ async def show_progress(copying: TopicCopier, now: Callable[[], float], *, quiet
         await tasks.close()
 
 
-def _titled(copying: TopicCopier) -> Titled:
+def _titled(copying: TopicCopier) -> TitledTotals:
     by_topic = {
         topic.name.full: CopyTotals(each for each in copying.tallies if each.topic.base == topic.name)
         for topic in copying.topics
     }
     return (
-        list(by_topic.items()) if len(by_topic) <= LINES_MAX else [(f"{len(by_topic)} topics",
+        list(by_topic.items()) if len(by_topic) <= PROGRESS_LINES_MAX else [(f"{len(by_topic)} topics",
         make_combined_totals(copying))]
     )
 
@@ -254,8 +254,8 @@ def _rest(totals: CopyTotals, rate: float) -> str:
     parts = [f"{rate:,.0f}/s", "lag unknown" if lag is None else f"lag {lag:,}"]
     if lag and left is not None:
         parts.append(f"{_duration(left)} left")
-    if totals.describe_lag:
-        parts.append(f"waits: {totals.describe_lag}")
+    if totals.why_not_copied:
+        parts.append(f"waits: {totals.why_not_copied}")
     return ", ".join(parts)
 
 
@@ -266,7 +266,7 @@ def _duration(seconds: float) -> str:
     return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-async def _lines(titled: Titled, now: Callable[[], float]) -> None:
+async def _lines(titled: TitledTotals, now: Callable[[], float]) -> None:
     """Prints a line for each topic every LINE_EVERY_S; for a complete topic once."""
     while titled:
         await asyncio.sleep(LINE_EVERY_S)
@@ -275,7 +275,7 @@ async def _lines(titled: Titled, now: Callable[[], float]) -> None:
         titled = [(title, totals) for title, totals in titled if not totals.complete]
 
 
-async def _bars(titled: Titled, now: Callable[[], float]) -> None:
+async def _bars(titled: TitledTotals, now: Callable[[], float]) -> None:
     with make_progress_bar() as bar:
         tasks = [(bar.add_task(title, total=None), title, totals) for title, totals in titled]
         try:

@@ -49,9 +49,9 @@ from ...runtime.network import ByteStream, Endpoint, World
 
 FRAME_BYTES_MAX = 128 << 20
 """Most bytes of a frame. An entry of a source may be larger than ours: the destination refuses it then, by name."""
-PERMITS = 2000
+PERMITS_AHEAD = 2000
 """Messages that the source may send ahead; TCP holds them back when the destination is slower."""
-PROTOCOL = 19
+PULSAR_PROTOCOL_VERSION = 19
 REDIRECTS_MAX = 20
 _EARLIEST = (1 << 64) - 1
 """Value -1 as uint64: a reader begins at the oldest entry."""
@@ -90,7 +90,7 @@ class EndOfTopic(NamedTuple):
     """Event: the source's topic is terminated, and no further entry follows."""
 
 
-Event = SourceEntry | SourceBacklog | EndOfTopic
+SourceEvent = SourceEntry | SourceBacklog | EndOfTopic
 
 
 def _error(number: int, text: str, of: str) -> errors.MagnetarError:
@@ -267,8 +267,8 @@ class SourceConnection:
         Raises WrongProtocol if the server does not speak Pulsar's protocol, or the error that it answers."""
         method, data = self._credentials()
         connect = pulsar.CommandConnect(
-            client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PROTOCOL, auth_method_name=method,
-            auth_data=data,
+            client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PULSAR_PROTOCOL_VERSION,
+            auth_method_name=method, auth_data=data,
         )  # fmt: skip
         if proxied:
             connect.proxy_to_broker_url = proxied
@@ -333,7 +333,7 @@ class SourceConnection:
     def _answer_challenge(self) -> None:
         method, data = self._credentials()
         answer = pulsar.CommandAuthResponse(
-            client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PROTOCOL,
+            client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PULSAR_PROTOCOL_VERSION,
             response=pulsar.AuthData(auth_method_name=method, auth_data=data),
         )  # fmt: skip
         self.send(auth_response=answer)
@@ -386,7 +386,7 @@ class PartitionReader:
     async def _ask(self, wanted: str, **command: Any) -> Any:
         return await self._connection.ask(wanted, self._topic.full, self._timeout_s, **command)
 
-    def grant_permits(self, permits: int = PERMITS) -> None:
+    def grant_permits(self, permits: int = PERMITS_AHEAD) -> None:
         """Permits the source to send `permits` more messages."""
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
@@ -396,7 +396,7 @@ class PartitionReader:
             consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         )
 
-    async def next_event(self, wait_s: float) -> Event | None:
+    async def next_event(self, wait_s: float) -> SourceEvent | None:
         """Returns the next event: an entry, an answer about the backlog, or the end of the topic. Returns None if
         nothing arrives within `wait_s` seconds. Raises ConnectionLost if the source has closed the reader or the
         connection: the copy may continue with a new reader. Raises CorruptEntry if an entry is damaged."""
@@ -409,7 +409,7 @@ class PartitionReader:
         except TimeoutError:
             return None
 
-    def _event(self, kind: str, command: Any, rest: bytes) -> Event | None:
+    def _event(self, kind: str, command: Any, rest: bytes) -> SourceEvent | None:
         match kind:
             case "message":
                 id_ = command.message_id
@@ -435,7 +435,7 @@ class PartitionReader:
         """Counts `messages` messages as copied, and permits the source to send as many more. Permits are collected, and
         sent when they are a quarter of PERMITS."""
         self._owed += messages
-        if self._owed * 4 >= PERMITS:
+        if self._owed * 4 >= PERMITS_AHEAD:
             self.grant_permits(self._owed)
             self._owed = 0
 

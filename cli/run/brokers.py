@@ -29,7 +29,7 @@ from ..common.exits import NOT_AVAILABLE, CommandFailure, run_reporting_errors
 from .metrics import ChildProcessReporter, ServerReporter, SingleProcessReporter, print_ready_line
 from .servers import (
     LISTEN_HELP,
-    SECURITY,
+    SECURITY_OPTION,
     check_listeners,
     close_metadata,
     connect_metadata,
@@ -54,7 +54,7 @@ from .servers import (
 
 if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
-    from ...metadata.session import Address
+    from ...metadata.session import MetadataAddress
     from ...metadata.store import MetadataStore
     from ...runtime.files import File
     from ...runtime.network import Endpoint, World
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 
 PROCESSES_MAX = 64
 """Most processes, more than a machine has cores for; each has its own memory and connections."""
-WAIT_S = 1.0
+PORT_WAIT_S = 1.0
 """Seconds for the processes of a server whose parent was killed to end with it: milliseconds, on a busy machine more.
 """
 T = TypeVar("T")
 
-Main = Callable[["World", ChildProcessReporter], Any]
+ProcessMain = Callable[["World", ChildProcessReporter], Any]
 
 
 def with_processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -145,7 +145,7 @@ def _after_the_last_one(take: Callable[[], T]) -> T:
     from ...runtime.clock import SystemClock
 
     now = SystemClock().monotonic
-    deadline = now() + WAIT_S
+    deadline = now() + PORT_WAIT_S
     while True:
         try:
             return take()
@@ -158,22 +158,22 @@ def _after_the_last_one(take: Callable[[], T]) -> T:
 def preload_modules(*modules: str) -> None:
     """Imports modules that the child processes will use, so that the children share the memory of these modules.
     `modules` are modules of this package, relative to it; the LIBRARIES are imported too."""
-    for name in (*LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
+    for name in (*PRELOADED_LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
         import_module(name)
 
 
-LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
+PRELOADED_LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 
 def make_process_spec(
-    name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None,
-    drain_s: float = 0.0,
+    name: str, main: ProcessMain, log_level: str, log_format: Any, *, shows: bool = False,
+    health: Endpoint | None = None, drain_s: float = 0.0,
 ) -> ProcessSpec:  # fmt: skip
     """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: the metrics
     page of this process contains the metrics of all processes. `health`: the address at which it answers probes.
     `drain_s`: by how many seconds it may exceed the usual time for its end."""
     from ...runtime.parent import ProcessSpec
-    from ...runtime.schedule_core import STOP_S
+    from ...runtime.schedule_core import CHILD_STOP_TIMEOUT_S
 
     def work(child: ParentLink) -> int:
         voice = ChildProcessReporter(child, shows=shows)
@@ -181,7 +181,7 @@ def make_process_spec(
             lambda: run_server(lambda world: main(world, voice), log_level, log_format, voice, health)
         )
 
-    return ProcessSpec(name, work, STOP_S + drain_s)
+    return ProcessSpec(name, work, CHILD_STOP_TIMEOUT_S + drain_s)
 
 
 def run_process_tiers(
@@ -209,7 +209,7 @@ class BrokerOptions(NamedTuple):
     many seconds to wait for it; `session_s`: the time-out of the session, in seconds."""
 
     settings: BrokerConfig
-    tree: Address
+    tree: MetadataAddress
     wait_s: float
     session_s: float
     security: str | None = None
@@ -223,8 +223,8 @@ class BrokerOptions(NamedTuple):
     processes: int = 1  # which have the memory together
 
 
-LISTENING = ("listen", "pulsar_listen", "http_listen")
-LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics")
+LISTENER_OPTIONS = ("listen", "pulsar_listen", "http_listen")
+PRELOADED_MODULES = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics")
 """Modules that the processes of several brokers import: once, in the parent."""
 
 
@@ -283,7 +283,7 @@ def make_broker_specs(
         metrics=given.metrics and ports.reserve(given.metrics), health=given.health and ports.reserve(given.health)
     )
     for number in range(count):
-        asked = {each: getattr(given.settings, each) for each in LISTENING}
+        asked = {each: getattr(given.settings, each) for each in LISTENER_OPTIONS}
         forwarded = given.settings.advertised is not None
         listening = {
             each: at and ports.reserve(choose_process_address(at, number, forwarded=forwarded)) for each,
@@ -364,7 +364,7 @@ def make_process_settings(
     "--name", default=None,
     help="Its name in 'magnetar brokers list' (default: a random one; of its address with --processes).",
 )  # fmt: skip
-@SECURITY
+@SECURITY_OPTION
 @with_server_options("info", compat=["pulsar"])
 def broker(
     listen: str,
@@ -427,7 +427,7 @@ def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) 
     base = given.settings.name or make_broker_name(given.settings)
     ports = ReservedPorts()
     tiers = [make_broker_specs(given, count, base, ports, log_level, log_format)]
-    preload_modules(*LOADED)
+    preload_modules(*PRELOADED_MODULES)
 
     def ready(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         url, first = make_broker_ready_line(facts)

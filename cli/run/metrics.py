@@ -32,16 +32,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from ...metadata.store import UNREADABLE
+from ...metadata.store import UNREADABLE_RECORDS
 from ...proto.errors import MagnetarError
 from ...proto.versions import PRODUCT
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import SystemClock
-from ...runtime.descriptors import PROCESS
-from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
+from ...runtime.descriptors import PROCESS_DESCRIPTORS
+from ...runtime.health import LOOP_HEARTBEAT, PROCESS_HEALTH, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles, escape_label
 from ...runtime.tasks import Supervisor
-from ...runtime.tcp.listening import CERTIFICATES
+from ...runtime.tcp.listening import PROCESS_CERTIFICATES
 from .metrics_pulsar import PulsarMetricWriter
 
 if TYPE_CHECKING:
@@ -123,14 +123,14 @@ def _held(memory: CallerMemory) -> int:
 # ---------------------------------------------------------------------------------------------------- bookkeeper
 # BookKeeper's names for a bookie's metrics, so that dashboards made for it work (`--metrics-compat bookkeeper`).
 #
-# The numbers are those of our own page under second names; `SECOND` is the table, docs/operations.md shows it.
-# Latencies are summaries in milliseconds with the label `success`, as BookKeeper's, with the quantiles of the last
+# The numbers are those of our own page under second names; `BOOKKEEPER_METRICS` is the table, docs/operations.md shows
+# it. Latencies are summaries in milliseconds with the label `success`, as BookKeeper's, with the quantiles of the last
 # minute or two (runtime/metrics.py `RecentQuantiles`); our own histograms are more exact. A metric of BookKeeper
 # without a true counterpart (queues of threads that do not exist here) is left out. Guard:
 # tests/cli/run/test_metrics_bookkeeper.py.
 
 
-QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
+BOOKIE_QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 """Quantiles of BookKeeper's Prometheus provider."""
 
 
@@ -148,7 +148,7 @@ class BookKeeperMetric(NamedTuple):
 _ADDS = ("magnetar_bookie_add_seconds", "magnetar_bookie_add_failed_seconds")
 _READS = ("magnetar_bookie_read_seconds", "magnetar_bookie_read_failed_seconds")
 
-SECOND = (
+BOOKKEEPER_METRICS = (
     BookKeeperMetric(
         "bookie_SERVER_STATUS", ("magnetar_bookie_read_only",), "1: writable, 0: read-only", writable=True
     ),
@@ -201,7 +201,7 @@ class BookKeeperMetricWriter:
         """Adds each metric of the bookie again, under BookKeeper's name. Leaves out metrics that the page does not
         contain."""
         labels = (("bookie", bookie),)
-        for second in SECOND:
+        for second in BOOKKEEPER_METRICS:
             help = f"BookKeeper's name of {' and '.join(second.ours)}."
             for i, ours in enumerate(second.ours):
                 found = page.shown.get((ours, labels))
@@ -213,16 +213,16 @@ class BookKeeperMetricWriter:
     def _summary(self, page: MetricsPage, name: str, help: str, histogram: Histogram, **labels: str) -> None:
         key = (name, *labels.values())
         found = self._recent.compute_quantiles(
-            key, histogram, self._clock.monotonic(), [float(share) for share in QUANTILES]
+            key, histogram, self._clock.monotonic(), [float(share) for share in BOOKIE_QUANTILES]
         )
-        millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
+        millis = {share: 1000 * value for share, value in zip(BOOKIE_QUANTILES, found, strict=True)}
         page.add_summary_of_other_system(name, help, histogram.count, 1000 * histogram.total, millis, **labels)
 
 
 # ------------------------------------------------------------------------------------------------------- samples
 
 
-Measure = Callable[["MetricsPage"], Awaitable[None]]
+FillMetricsPage = Callable[["MetricsPage"], Awaitable[None]]
 
 _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
 """A subscription whose backlog is not in memory, and the function that takes its number."""
@@ -259,17 +259,17 @@ UNREADABLE_GAUGES = frozenset({"records"})
 BALANCE_GAUGES = frozenset({"leader"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
-TOPICS_SHOWN = 2000
+TOPIC_LEVEL_TOPICS_MAX = 2000
 """Loaded topics up to which `metrics_topics = "auto"` shows each: as many as Prometheus takes from a target at ease."""
 NAMES_AT_ONCE = 256
 TOPICS_AT_ONCE = 16
 """Topics between two readings of the clock: about 0.1 ms."""
-PAGE_S = 5.0
+PAGE_CACHE_S = 5.0
 """Seconds for which a page of many lines is served again."""
-PAGES = 2
-TOPICS_ASKED = 20_000
+CACHED_PAGES_MAX = 2
+REQUESTED_TOPICS_MAX = 20_000
 """Topics that a page shows which asks for each, whatever the setting: 22 MB, 60 ms of the loop."""
-PAGE_LINES = 10_000
+UNCACHED_LINES_MAX = 10_000
 """Lines of topics up to which a page is made anew for each request: they take 5 ms."""
 BACKLOGS_TIMEOUT_S = 2.0
 """Seconds for all backlogs of a page: one that is not in memory costs a read from a bookie."""
@@ -313,16 +313,16 @@ class MeasuredParts(msgspec.Struct, frozen=True):
             add_memory_shares(page, self.memory, used)
         page.add_gauge("magnetar_build_info", "Process: 1; its version is the label.", 1, version=PRODUCT)
         text = "Process: by how much a turn of the event loop came too late at most, in the last minute."
-        page.add_gauge("magnetar_process_loop_lag_seconds", text, HEARTBEAT.lag_s)
+        page.add_gauge("magnetar_process_loop_lag_seconds", text, LOOP_HEARTBEAT.lag_s)
         text = "Process: share of the last half minute in which the event loop had a processor; near 1 it is full."
-        page.add_gauge("magnetar_process_loop_busy_ratio", text, HEARTBEAT.busy_ratio)
+        page.add_gauge("magnetar_process_loop_busy_ratio", text, LOOP_HEARTBEAT.busy_ratio)
         text = "Process: open on all ports, but for a bookie's."
-        page.add_gauge("magnetar_process_connections", text, PROCESS.connections)
+        page.add_gauge("magnetar_process_connections", text, PROCESS_DESCRIPTORS.connections)
         text = "Process: connections that all ports may have open, of the limit of open files."
-        page.add_gauge("magnetar_process_connections_limit", text, PROCESS.connections_max)
+        page.add_gauge("magnetar_process_connections_limit", text, PROCESS_DESCRIPTORS.connections_max)
         text = "Connections that were refused because the others hold all that the limit of open files allows."
-        page.add_counter("magnetar_process_connections_refused_total", text, PROCESS.refused)
-        for file, end_s in CERTIFICATES.read_expiry_times().items():
+        page.add_counter("magnetar_process_connections_refused_total", text, PROCESS_DESCRIPTORS.refused)
+        for file, end_s in PROCESS_CERTIFICATES.read_expiry_times().items():
             text = "Process: until the certificate of a file that it shows to others ends; below 0: it has ended."
             left_s = end_s - SystemClock().wall_ms() / 1000
             page.add_gauge("magnetar_process_certificate_seconds", text, left_s, file=file)
@@ -330,7 +330,7 @@ class MeasuredParts(msgspec.Struct, frozen=True):
             text = "Process: until the token ends with which the broker calls other brokers; below 0: it has ended."
             left_s = (end_ms - SystemClock().wall_ms()) / 1000
             page.add_gauge("magnetar_process_token_seconds", text, left_s)
-        page.add_statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
+        page.add_statistics("unreadable", UNREADABLE_RECORDS.statistics(), gauges=UNREADABLE_GAUGES)
         page.add_counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.count_failing_tasks().items()):
             page.add_gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
@@ -338,10 +338,10 @@ class MeasuredParts(msgspec.Struct, frozen=True):
 
 class CachedMetricsPage:
     """Writes the page of metrics with the function `measure`. A call fills the given page. A page of more than
-    PAGE_LINES lines is used again for PAGE_S seconds, so that several scrapers cost the process as much as one. Stores
-    up to PAGES pages with different queries, because two scrapers may send different queries."""
+    UNCACHED_LINES_MAX lines is used again for PAGE_S seconds, so that several scrapers cost the process as much as one.
+    Stores up to PAGES pages with different queries, because two scrapers may send different queries."""
 
-    def __init__(self, measure: Measure, clock: Clock) -> None:
+    def __init__(self, measure: FillMetricsPage, clock: Clock) -> None:
         self._measure = measure
         self._clock = clock
         self._turn = asyncio.Lock()
@@ -350,13 +350,13 @@ class CachedMetricsPage:
     async def __call__(self, page: MetricsPage) -> None:
         async with self._turn:
             made_s, kept = self._pages.get(page.query, (0.0, page))
-            if kept is page or self._clock.monotonic() - made_s >= PAGE_S:
+            if kept is page or self._clock.monotonic() - made_s >= PAGE_CACHE_S:
                 kept = type(page)(page.query)
                 await self._measure(kept)
                 self._pages.pop(page.query, None)
-                if kept.line_count > PAGE_LINES:
+                if kept.line_count > UNCACHED_LINES_MAX:
                     self._pages[page.query] = self._clock.monotonic(), kept
-                    if len(self._pages) > PAGES:
+                    if len(self._pages) > CACHED_PAGES_MAX:
                         del self._pages[next(iter(self._pages))]
             page.copy_from(kept)
 
@@ -401,7 +401,7 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
     for kind in (refusals.PublishRefusal, refusals.SubscribeRefusal, refusals.AckRefusal):
         for each in kind:
             labels = {"operation": each.operation, "reason": each.name.lower()}
-            page.add_counter("magnetar_broker_refused_total", text, refusals.REFUSED[each], **labels)
+            page.add_counter("magnetar_broker_refused_total", text, refusals.REFUSAL_COUNTS[each], **labels)
     _metadata_use(page, owned.metadata_use)
     for bookie, numbers in owned.bookie_statistics().items():
         page.add_statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
@@ -411,7 +411,7 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
         survey = survey.select_namespace(page.query.namespace)
     if level == "auto":
         count = survey.count_topics() if page.query.namespace else len(owned.loaded)
-        level = "topic" if count <= TOPICS_SHOWN else "namespace"
+        level = "topic" if count <= TOPIC_LEVEL_TOPICS_MAX else "namespace"
     if level in ("all", "topic"):
         topics = await _list_topics(owned, page.query)
     else:
@@ -425,8 +425,8 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
 
 
 async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
-    """Returns the loaded topics of which each is shown: all, or what the query asks for, of that at most TOPICS_ASKED,
-    in the order in which they were loaded."""
+    """Returns the loaded topics of which each is shown: all, or what the query asks for, of that at most
+    REQUESTED_TOPICS_MAX, in the order in which they were loaded."""
     if not query.level and not query.namespace:
         return list(owned.loaded.values())
     turns = EventLoopSlices(owned.world.clock)
@@ -434,7 +434,7 @@ async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
     for number, topic in enumerate(list(owned.loaded.values())):
         if not query.namespace or str(topic.name.namespace_name) == query.namespace:
             found.append(topic)
-            if len(found) == TOPICS_ASKED:
+            if len(found) == REQUESTED_TOPICS_MAX:
                 break
         if not number % NAMES_AT_ONCE and turns.is_slice_used_up:
             await turns.begin_slice()
@@ -454,7 +454,7 @@ def _metadata_use(page: MetricsPage, use: MetadataResponsiveness) -> None:
     page.add_gauge("magnetar_broker_metadata_silent_seconds", text, use.silent_s)
 
 
-SUMS = {
+SUMMED_METRICS = {
     "subscriptions": "durable subscriptions of them",
     "producers": "connected producers",
     "consumers": "connected consumers",
@@ -482,7 +482,7 @@ def _sums(page: MetricsPage, survey: LoadedTopicsSurvey, loaded: int, shown: int
     labels = [(format_labels(namespace=name), sums) for name, sums in survey.namespaces.items() if by_namespace]
     for whose, sums in labels:
         topics.add(whose, sums.topics)
-    for name, text in SUMS.items():
+    for name, text in SUMMED_METRICS.items():
         counts = name.endswith(("_in", "_out"))
         metric = f"{name}_total" if counts else f"{name}_messages" if name == "backlog" else name
         (page.add_counter if counts else page.add_gauge)(
@@ -613,21 +613,21 @@ _said: list[str] = []
 """The ready lines that this process printed: one at most, for it is one server."""
 
 
-def is_ready() -> bool:
+def has_announced_ready() -> bool:
     """Returns whether this process has announced that it is ready."""
     return bool(_said)
 
 
 def announce_process_ready(url: str, **facts: object) -> None:
     """Prints the ready line of this process, for which scripts wait, with the address of probes if there is one.
-    Nothing else is printed on stdout. From now on `is_ready` returns True."""
+    Nothing else is printed on stdout. From now on `has_announced_ready` returns True."""
     _said.append(url)
     print_ready_line(url, **facts, **_probed())
 
 
 def _probed() -> dict[str, object]:
     """Returns the fact for the ready line that says where probes ask."""
-    return {} if HEALTH.endpoint is None else {"health": HEALTH.endpoint}
+    return {} if PROCESS_HEALTH.endpoint is None else {"health": PROCESS_HEALTH.endpoint}
 
 
 def print_ready_line(url: str, **facts: object) -> None:
@@ -646,7 +646,7 @@ class ServerReporter(Protocol):
         line, by name."""
         ...
 
-    def combine_metrics(self, own: Measure) -> Measure:
+    def combine_metrics(self, own: FillMetricsPage) -> FillMetricsPage:
         """Returns the function that writes the complete page of metrics. `own` is the function that writes the metrics
         of this process only."""
         ...
@@ -658,7 +658,7 @@ class SingleProcessReporter:
     def report_ready(self, url: str, **facts: object) -> None:
         announce_process_ready(url, **facts)
 
-    def combine_metrics(self, own: Measure) -> Measure:
+    def combine_metrics(self, own: FillMetricsPage) -> FillMetricsPage:
         return own
 
 
@@ -670,7 +670,7 @@ class ChildProcessReporter:
     def __init__(self, child: ParentLink, *, shows: bool) -> None:
         self.child = child
         self._shows = shows
-        self._own: Measure | None = None
+        self._own: FillMetricsPage | None = None
         self.said = False
 
     async def attach(self) -> None:
@@ -681,7 +681,7 @@ class ChildProcessReporter:
         self.said = True
         self.child.report_ready(url=url, **facts, **_probed())
 
-    def combine_metrics(self, own: Measure) -> Measure:
+    def combine_metrics(self, own: FillMetricsPage) -> FillMetricsPage:
         self._own = own
         return self._all if self._shows else own
 
@@ -716,14 +716,15 @@ class ChildProcessReporter:
 #     magnetar_transactions_…    per coordinator (label `coordinator`), since its take-over; `aborted` by `reason`
 #     magnetar_topic_…, magnetar_subscription_…    only of topics that have seen a transaction
 #
-# With `--metrics-compat pulsar` the same numbers also under Pulsar's names, for boards made for Pulsar; `PULSAR_TXN` is
-# the table, docs/operations.md shows it. Guarding test: tests/cli/run/test_metrics_transactions.py.
+# With `--metrics-compat pulsar` the same numbers also under Pulsar's names, for boards made for Pulsar;
+# `PULSAR_TXN_METRICS` is the table, docs/operations.md shows it. Guarding test:
+# tests/cli/run/test_metrics_transactions.py.
 
 
 TXN_GAUGES = frozenset({
     "halves_bytes", "halves_open", "halves_parked", "leased", "open", "prepared", "settling_topics", "unsettled",
 })  # fmt: skip
-TXN_LATENCY = "pulsar_txn_execution_latency_le_"
+TXN_LATENCY_METRIC_PREFIX = "pulsar_txn_execution_latency_le_"
 
 
 class PulsarTxnMetric(NamedTuple):
@@ -735,7 +736,7 @@ class PulsarTxnMetric(NamedTuple):
     note: str = ""
 
 
-PULSAR_TXN = (
+PULSAR_TXN_METRICS = (
     PulsarTxnMetric("pulsar_txn_active_count", ("magnetar_transactions_open", "magnetar_transactions_prepared")),
     PulsarTxnMetric("pulsar_txn_created_total", ("magnetar_transactions_begun_total",), "by its first use"),
     PulsarTxnMetric("pulsar_txn_committed_total", ("magnetar_transactions_committed_total",)),
@@ -743,7 +744,7 @@ PULSAR_TXN = (
     PulsarTxnMetric("pulsar_txn_timeout_total", ("magnetar_transactions_aborted_total",), "`reason` is `timeout`"),
     PulsarTxnMetric("pulsar_txn_append_log_total", ("magnetar_transactions_records_total",),
         "begins and joins write no record"),
-    PulsarTxnMetric(TXN_LATENCY + "10", ("magnetar_transactions_seconds",),
+    PulsarTxnMetric(TXN_LATENCY_METRIC_PREFIX + "10", ("magnetar_transactions_seconds",),
         "up to 10 ms; and `…_20` to `…_3000000`, `…_overflow`: those above the bound before"),
     PulsarTxnMetric("pulsar_txn_tb_active_total", ("magnetar_topic_open_transactions",)),
     PulsarTxnMetric("pulsar_txn_tb_committed_total", ("magnetar_topic_committed_transactions_total",)),
@@ -758,7 +759,7 @@ PULSAR_TXN = (
 def add_coordinator_metrics(page: MetricsPage, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
     """Adds the metrics of transaction coordinators to the page. `cluster`: the cluster label of the metrics under
     Pulsar's names; None: no metrics under Pulsar's names are added."""
-    from ...broker.transaction.intents_core import LASTED_S  # there is a broker, so it is loaded
+    from ...broker.transaction.intents_core import DURATION_BOUNDS_S  # there is a broker, so it is loaded
 
     for each in loaded:
         number, aborted, numbers = str(each.number), each.aborts_by_reason(), each.statistics()
@@ -773,7 +774,7 @@ def add_coordinator_metrics(page: MetricsPage, loaded: Sequence[RunningCoordinat
             "magnetar_transactions_oldest_seconds", "Transactions: how long the oldest open one is open; 0: none.",
             each.oldest_open_s, coordinator=number,
         )  # fmt: skip
-        lasted = Histogram(LASTED_S, *each.duration_histogram())
+        lasted = Histogram(DURATION_BOUNDS_S, *each.duration_histogram())
         page.add_histogram(
             "magnetar_transactions_seconds", "Transactions: from the first use to the outcome.", lasted,
             coordinator=number,
@@ -792,7 +793,7 @@ def _pulsars(
     }  # fmt: skip
     shown = {f"pulsar_txn_{name}": value for name, value in found.items()}
     bounds = (*(f"{round(1000 * bound)}" for bound in lasted.bounds), "overflow")
-    shown |= {TXN_LATENCY + bound: count for bound, count in zip(bounds, lasted.counts, strict=True)}
+    shown |= {TXN_LATENCY_METRIC_PREFIX + bound: count for bound, count in zip(bounds, lasted.counts, strict=True)}
     for name, value in shown.items():
         page.add_foreign(name, "Pulsar's name: transactions.", value, cluster=cluster, coordinator_id=number)
 

@@ -1,11 +1,11 @@
 """Pulsar's names for the metrics of topics, subscriptions and brokers, for boards made for Pulsar (`--metrics-compat
 pulsar`); those of transactions are in metrics.py.
 
-`SHOWN` is the table, docs/metrics.md shows it; `LEFT_OUT` are names that such boards ask for and that stay empty here,
-with the reason. Rates are gauges, as in Pulsar: of topics between the last two walks (broker/node/survey.py), of
-subscriptions since the page before. Where topics are not shown each (`metrics_topics`), their numbers are shown per
-namespace, without the label `topic`, as Pulsar does then. Guarding test: tests/cli/run/test_metrics_pulsar.py.
-"""
+`PULSAR_METRICS` is the table, docs/metrics.md shows it; `OMITTED_METRICS` are names that such boards ask for and that
+stay empty here, with the reason. Rates are gauges, as in Pulsar: of topics between the last two walks
+(broker/node/survey.py), of subscriptions since the page before. Where topics are not shown each (`metrics_topics`),
+their numbers are shown per namespace, without the label `topic`, as Pulsar does then. Guarding test:
+tests/cli/run/test_metrics_pulsar.py. """
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ...broker.topic.topic import Topic
     from ...runtime.metrics import MetricSeries, MetricsPage, MetricsQuery
 
-QUANTILES = ("0.5", "0.99", "0.999", "1.0")
-OF_TOPIC, OF_NAMESPACE = ("cluster", "namespace", "topic"), ("cluster", "namespace")
-OF_SUBSCRIPTION, OF_BROKER = ("cluster", "namespace", "topic", "subscription"), ("cluster",)
+PUBLISH_QUANTILES = ("0.5", "0.99", "0.999", "1.0")
+TOPIC_LABELS, NAMESPACE_LABELS = ("cluster", "namespace", "topic"), ("cluster", "namespace")
+SUBSCRIPTION_LABELS, BROKER_LABELS = ("cluster", "namespace", "topic", "subscription"), ("cluster",)
 
 
 _Add = Callable[[str, str, float], None]
@@ -41,44 +41,46 @@ class PulsarNamedMetric(NamedTuple):
 
 
 _RATE = "a second, between two looks"
-SHOWN = (
-    PulsarNamedMetric("pulsar_topics_count", OF_NAMESPACE, "magnetar_namespace_topics"),
-    PulsarNamedMetric("pulsar_rate_in", OF_TOPIC, "magnetar_topic_messages_in_total", _RATE),
-    PulsarNamedMetric("pulsar_rate_out", OF_TOPIC, "magnetar_topic_messages_out_total", _RATE),
-    PulsarNamedMetric("pulsar_throughput_in", OF_TOPIC, "magnetar_topic_bytes_in_total", _RATE),
-    PulsarNamedMetric("pulsar_throughput_out", OF_TOPIC, "magnetar_topic_bytes_out_total", _RATE),
-    PulsarNamedMetric("pulsar_in_messages_total", OF_TOPIC, "magnetar_topic_messages_in_total"),
-    PulsarNamedMetric("pulsar_in_bytes_total", OF_TOPIC, "magnetar_topic_bytes_in_total"),
-    PulsarNamedMetric("pulsar_out_messages_total", OF_TOPIC, "magnetar_topic_messages_out_total"),
-    PulsarNamedMetric("pulsar_out_bytes_total", OF_TOPIC, "magnetar_topic_bytes_out_total"),
-    PulsarNamedMetric("pulsar_msg_backlog", OF_TOPIC, "magnetar_subscription_backlog_messages",
+PULSAR_METRICS = (
+    PulsarNamedMetric("pulsar_topics_count", NAMESPACE_LABELS, "magnetar_namespace_topics"),
+    PulsarNamedMetric("pulsar_rate_in", TOPIC_LABELS, "magnetar_topic_messages_in_total", _RATE),
+    PulsarNamedMetric("pulsar_rate_out", TOPIC_LABELS, "magnetar_topic_messages_out_total", _RATE),
+    PulsarNamedMetric("pulsar_throughput_in", TOPIC_LABELS, "magnetar_topic_bytes_in_total", _RATE),
+    PulsarNamedMetric("pulsar_throughput_out", TOPIC_LABELS, "magnetar_topic_bytes_out_total", _RATE),
+    PulsarNamedMetric("pulsar_in_messages_total", TOPIC_LABELS, "magnetar_topic_messages_in_total"),
+    PulsarNamedMetric("pulsar_in_bytes_total", TOPIC_LABELS, "magnetar_topic_bytes_in_total"),
+    PulsarNamedMetric("pulsar_out_messages_total", TOPIC_LABELS, "magnetar_topic_messages_out_total"),
+    PulsarNamedMetric("pulsar_out_bytes_total", TOPIC_LABELS, "magnetar_topic_bytes_out_total"),
+    PulsarNamedMetric("pulsar_msg_backlog", TOPIC_LABELS, "magnetar_subscription_backlog_messages",
                "of all subscriptions, in messages; Pulsar counts entries"),
-    PulsarNamedMetric("pulsar_storage_size", OF_TOPIC, "magnetar_topic_storage_bytes", "one copy"),
-    PulsarNamedMetric("pulsar_storage_logical_size", OF_TOPIC, "magnetar_topic_storage_bytes"),
-    PulsarNamedMetric("pulsar_subscriptions_count", OF_TOPIC, "magnetar_broker_subscriptions", "durable ones"),
-    PulsarNamedMetric("pulsar_producers_count", OF_TOPIC, "magnetar_topic_producers"),
-    PulsarNamedMetric("pulsar_consumers_count", OF_TOPIC, "magnetar_subscription_consumers"),
-    PulsarNamedMetric("pulsar_subscription_back_log", OF_SUBSCRIPTION, "magnetar_subscription_backlog_messages",
+    PulsarNamedMetric("pulsar_storage_size", TOPIC_LABELS, "magnetar_topic_storage_bytes", "one copy"),
+    PulsarNamedMetric("pulsar_storage_logical_size", TOPIC_LABELS, "magnetar_topic_storage_bytes"),
+    PulsarNamedMetric("pulsar_subscriptions_count", TOPIC_LABELS, "magnetar_broker_subscriptions", "durable ones"),
+    PulsarNamedMetric("pulsar_producers_count", TOPIC_LABELS, "magnetar_topic_producers"),
+    PulsarNamedMetric("pulsar_consumers_count", TOPIC_LABELS, "magnetar_subscription_consumers"),
+    PulsarNamedMetric("pulsar_subscription_back_log", SUBSCRIPTION_LABELS, "magnetar_subscription_backlog_messages",
                "in messages; Pulsar counts entries"),
-    PulsarNamedMetric("pulsar_subscription_msg_rate_out", OF_SUBSCRIPTION, "magnetar_subscription_messages_out_total",
+    PulsarNamedMetric("pulsar_subscription_msg_rate_out", SUBSCRIPTION_LABELS,
+        "magnetar_subscription_messages_out_total",
     _RATE),
-    PulsarNamedMetric("pulsar_subscription_msg_throughput_out", OF_SUBSCRIPTION,
+    PulsarNamedMetric("pulsar_subscription_msg_throughput_out", SUBSCRIPTION_LABELS,
     "magnetar_subscription_messages_out_total",
                "bytes a second, between two looks"),
-    PulsarNamedMetric("pulsar_subscription_msg_rate_redeliver", OF_SUBSCRIPTION,
+    PulsarNamedMetric("pulsar_subscription_msg_rate_redeliver", SUBSCRIPTION_LABELS,
                "magnetar_subscription_redelivered_messages_total", _RATE),
-    PulsarNamedMetric("pulsar_subscription_unacked_messages", OF_SUBSCRIPTION,
+    PulsarNamedMetric("pulsar_subscription_unacked_messages", SUBSCRIPTION_LABELS,
     "magnetar_subscription_unacked_messages"),
-    PulsarNamedMetric("pulsar_subscription_delayed", OF_SUBSCRIPTION, "magnetar_subscription_delayed_messages"),
-    PulsarNamedMetric("pulsar_subscription_consumers_count", OF_SUBSCRIPTION, "magnetar_subscription_consumers"),
-    PulsarNamedMetric("pulsar_ml_cache_used_size", OF_BROKER, "magnetar_broker_cache_bytes"),
-    PulsarNamedMetric("pulsar_instance_publish_latency", OF_BROKER, "magnetar_broker_publish_seconds",
+    PulsarNamedMetric("pulsar_subscription_delayed", SUBSCRIPTION_LABELS, "magnetar_subscription_delayed_messages"),
+    PulsarNamedMetric("pulsar_subscription_consumers_count", SUBSCRIPTION_LABELS, "magnetar_subscription_consumers"),
+    PulsarNamedMetric("pulsar_ml_cache_used_size", BROKER_LABELS, "magnetar_broker_cache_bytes"),
+    PulsarNamedMetric("pulsar_instance_publish_latency", BROKER_LABELS, "magnetar_broker_publish_seconds",
                "ms, of the last one or two minutes; with the label `quantile`"),
-    PulsarNamedMetric("pulsar_broker_publish_latency", OF_BROKER, "magnetar_broker_publish_seconds", "its newer name"),
+    PulsarNamedMetric("pulsar_broker_publish_latency", BROKER_LABELS, "magnetar_broker_publish_seconds",
+        "its newer name"),
 )  # fmt: skip
 """With `metrics_topics` other than for each topic, those of topics have no label `topic`."""
 
-LEFT_OUT = {
+OMITTED_METRICS = {
     "pulsar_storage_write_latency_": "buckets per topic: the publish latency of the broker has quantiles",
     "pulsar_entry_size_": "sizes of entries are counted by bookies: magnetar_bookie_add_entry_bytes",
     "pulsar_storage_write_rate": "entries are counted by bookies: magnetar_bookie_adds_total",
@@ -95,7 +97,7 @@ LEFT_OUT = {
 """Beginnings of names that boards ask for, and why there is none."""
 
 
-QUERIES = 4
+CACHED_QUERIES_MAX = 4
 """Queries of which what was shown is kept: of the usual page, and of slower jobs."""
 
 
@@ -126,7 +128,7 @@ class PulsarMetricWriter:
         def add(name: str, whose: str, value: float) -> None:
             found = made.get(name)
             if found is None:
-                found = made[name] = page.add_series(name, "untyped", HELP[name], ours=False)
+                found = made[name] = page.add_series(name, "untyped", HELP_BY_METRIC[name], ours=False)
             found.add(whose, value)
 
         for namespace, sums in survey.namespaces.items():
@@ -154,15 +156,17 @@ class PulsarMetricWriter:
                 _of_subscription(add, format_labels(**labels, subscription=one.name), topic, one.name,
                                  before.get(key, shown[key]), shown[key])  # fmt: skip
         self._before[page.query] = shown
-        if len(self._before) > QUERIES:
+        if len(self._before) > CACHED_QUERIES_MAX:
             del self._before[next(iter(self._before))]
         add("pulsar_ml_cache_used_size", format_labels(cluster=cluster), broker.cache.bytes)
         histogram, now_s = broker.publish_seconds, broker.world.clock.monotonic()
-        found = self._recent.compute_quantiles("publish", histogram, now_s, [float(share) for share in QUANTILES])
-        millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
+        found = self._recent.compute_quantiles(
+            "publish", histogram, now_s, [float(share) for share in PUBLISH_QUANTILES]
+        )
+        millis = {share: 1000 * value for share, value in zip(PUBLISH_QUANTILES, found, strict=True)}
         for name in ("pulsar_instance_publish_latency", "pulsar_broker_publish_latency"):
             page.add_summary_of_other_system(
-                name, HELP[name], histogram.count, 1000 * histogram.total, millis, cluster=cluster
+                name, HELP_BY_METRIC[name], histogram.count, 1000 * histogram.total, millis, cluster=cluster
             )
 
 
@@ -194,4 +198,4 @@ def _of_subscription(add: _Add, whose: str, topic: Topic, name: str, before: _Lo
     add("pulsar_subscription_consumers_count", whose, len(found.consumers))
 
 
-HELP = {each.name: f"Pulsar's name of {each.ours}." for each in SHOWN}
+HELP_BY_METRIC = {each.name: f"Pulsar's name of {each.ours}." for each in PULSAR_METRICS}

@@ -30,17 +30,17 @@ from ...runtime import logs
 from ...runtime.tasks import Supervisor
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.units import FiniteNumber
-from .metrics import ChildProcessReporter, Measure, announce_process_ready, is_ready
+from .metrics import ChildProcessReporter, FillMetricsPage, announce_process_ready, has_announced_ready
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
-    from ...metadata.session import Address, MetadataAccess
+    from ...metadata.session import MetadataAccess, MetadataAddress
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.config import MemoryPlan, MemoryShare
-    from ...runtime.health import Readiness
+    from ...runtime.health import CheckReadiness
     from ...runtime.network import Endpoint, World
     from ...runtime.process import ProcessParts
     from ...security.settings import EtcdSection, MembersSection, ZookeeperSection
@@ -74,7 +74,7 @@ async def make_registered_world(
 
     starting = Members.start(world, session, role, read_own_member_name(section, role))
     members = await parts.start("members", starting, Members.close)
-    return members.with_member_keys(world)
+    return members.make_world_with_member_keys(world)
 
 
 def get_members_section(settings: str | None) -> MembersSection | None:
@@ -98,11 +98,11 @@ def accepts_only_members(settings: str | None) -> bool:
 
 _LOG = logging.getLogger("magnetar")
 
-WAIT_S = 60.0
+METADATA_WAIT_S = 60.0
 """Seconds that a bookie or broker which was started before the metadata service waits for it."""
-FILES_ENOUGH = 4096
+DESCRIPTORS_ENOUGH = 4096
 """Value of RLIMIT_NOFILE below which the start warns. A server has about 200 files open, and a client of it one."""
-NOTICE_S = 1.0
+LOG_WAITING_AFTER_S = 1.0
 """Seconds of a wait after which it logs that it waits."""
 
 
@@ -183,7 +183,7 @@ def with_metadata_service_options(function: Callable[..., Any]) -> Callable[...,
             help=METADATA_HELP,
         ),
         click.option(
-            "--wait", "wait_s", type=FiniteNumber(0.1), default=WAIT_S, show_default=True,
+            "--wait", "wait_s", type=FiniteNumber(0.1), default=METADATA_WAIT_S, show_default=True,
             help="Seconds to wait for it at the start.",
         ),
         click.option(
@@ -211,7 +211,7 @@ def parse_endpoint(text: str, option: str) -> Endpoint:
         raise click.UsageError(f"{option}: {error}") from error
 
 
-def parse_metadata_address(text: str, security: str | None = None) -> Address:
+def parse_metadata_address(text: str, security: str | None = None) -> MetadataAddress:
     """Returns the address in the value of --metadata. `security`: the value of --security, whose section [zookeeper] or
     [etcd] contains the credentials for it. Raises UsageError if the value is invalid, InvalidConfiguration if the
     settings or the credentials are."""
@@ -282,11 +282,11 @@ def _local_endpoint(text: str | None, option: str) -> Endpoint | None:
     return parse_endpoint(f"127.0.0.1:{text}" if parse_number(text) is not None else text, option)
 
 
-INSECURE_EVERY_S = 3600.0
+INSECURE_LOG_EVERY_S = 3600.0
 """Seconds between two log lines of a server that every caller may use, which say so."""
 
 
-SECURITY = click.option(
+SECURITY_OPTION = click.option(
     "--security", envvar="MAGNETAR_SECURITY", type=click.Path(dir_okay=False), default=None, metavar="FILE",
     help="Ask who calls, by these settings (TOML; see 'magnetar security init').",
 )  # fmt: skip
@@ -347,27 +347,27 @@ def run_server(
     from ...proto.errors import MagnetarError
     from ...runtime import logs, process
     from ...runtime.clock import SystemClock
-    from ...runtime.descriptors import PROCESS
-    from ...runtime.health import HEALTH, HEARTBEAT, HealthServer
+    from ...runtime.descriptors import PROCESS_DESCRIPTORS
+    from ...runtime.health import LOOP_HEARTBEAT, PROCESS_HEALTH, HealthServer
 
     logs.configure_logging(log_format, log_level, process="" if voice is None else voice.child.name)
-    shared = PROCESS.prepare()
+    shared = PROCESS_DESCRIPTORS.open_spares()
     _LOG.log(
-        logging.INFO if shared.limit >= FILES_ENOUGH else logging.WARNING,
+        logging.INFO if shared.limit >= DESCRIPTORS_ENOUGH else logging.WARNING,
         "open files: %d at most (RLIMIT_NOFILE), %d of them for connections", *shared,
     )  # fmt: skip
     failures: list[MagnetarError] = []
 
     async def guarded() -> int:
-        HEARTBEAT.start()
+        LOOP_HEARTBEAT.start()
         probes = None
         try:
             probes = HealthServer.start(health) if health is not None else None
             if probes is not None:
-                HEALTH.endpoint = probes.endpoint
+                PROCESS_HEALTH.endpoint = probes.endpoint
                 _LOG.info("probes are answered at http://%s/livez and /readyz", probes.endpoint)
             if voice is None:
-                await start_until_ready(SystemClock(), lambda: main(process.make_system_world()), is_ready)
+                await start_until_ready(SystemClock(), lambda: main(process.make_system_world()), has_announced_ready)
             else:
                 await voice.attach()
                 await start_until_ready(SystemClock(), lambda: main(process.make_system_world()), lambda: voice.said)
@@ -381,7 +381,7 @@ def run_server(
                 await voice.child.detach()
         return 0
 
-    code = process.run_process(guarded, process.STOPPING if voice is None else (signal.SIGTERM,))
+    code = process.run_process(guarded, process.STOP_SIGNALS if voice is None else (signal.SIGTERM,))
     if failures:
         raise failures[0]
     return code
@@ -391,12 +391,12 @@ async def start_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
     """Calls `start`, which starts the server and returns at its end. If the metadata service is lost before
-    `is_ready()` is true, waits `pause_s` seconds and calls `start` again: the service may restart, or the session may
-    end while a bookie replays its journal. Raises the error when WAIT_S seconds have passed, and at once a permanent
-    error (a wrong directory, a taken port, no server at that address)."""
+    `has_announced_ready()` is true, waits `pause_s` seconds and calls `start` again: the service may restart, or the
+    session may end while a bookie replays its journal. Raises the error when WAIT_S seconds have passed, and at once a
+    permanent error (a wrong directory, a taken port, no server at that address)."""
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
-    deadline = clock.monotonic() + WAIT_S
+    deadline = clock.monotonic() + METADATA_WAIT_S
     while True:
         try:
             return await start()
@@ -415,7 +415,7 @@ def make_pulsar_ready_facts(broker: Broker) -> dict[str, object]:
     return found | ({"http": broker.http_url, "page": f"{broker.http_url}/ui"} if broker.http_url else {})
 
 
-async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: Measure) -> dict[str, object]:
+async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: FillMetricsPage) -> dict[str, object]:
     """Starts to serve the page of metrics at the address `where`, until `parts` end, and returns this address as a fact
     for the ready line. Does nothing and returns no fact if `where` is None. Raises Busy if the port is taken."""
     if where is None:
@@ -426,29 +426,29 @@ async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: M
     return {"metrics": server.endpoint}
 
 
-async def serve_until_cancelled(warning: str = "", readiness: Readiness | None = None) -> NoReturn:
+async def serve_until_cancelled(warning: str = "", readiness: CheckReadiness | None = None) -> NoReturn:
     """Waits until the call is cancelled, because this process must end. Logs the warning, if there is one, now and
-    every INSECURE_EVERY_S seconds. `readiness`: the function that answers probes meanwhile; if it is None, the process
-    counts as ready."""
-    from ...runtime.health import HEALTH
+    every INSECURE_LOG_EVERY_S seconds. `readiness`: the function that answers probes meanwhile; if it is None, the
+    process counts as ready."""
+    from ...runtime.health import PROCESS_HEALTH
     from ...runtime.process import freeze_objects
 
     freeze_objects()
-    HEALTH.readiness = readiness or _nothing_missing
+    PROCESS_HEALTH.readiness = readiness or _nothing_missing
     try:
         while True:
             if warning:
                 _LOG.warning("%s", warning)
-            await asyncio.sleep(INSECURE_EVERY_S)
+            await asyncio.sleep(INSECURE_LOG_EVERY_S)
     finally:
-        HEALTH.on_process_stopping()
+        PROCESS_HEALTH.on_process_stopping()
 
 
 async def _nothing_missing() -> Sequence[str]:
     return ()
 
 
-def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None = None) -> Readiness:
+def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None = None) -> CheckReadiness:
     """Returns a function for probes. The function returns the reasons why the broker or a bookie of this process is not
     ready; no reasons if all are ready."""
 
@@ -461,23 +461,23 @@ def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None =
     return why_not_ready
 
 
-async def connect_metadata(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
+async def connect_metadata(world: World, where: MetadataAddress, wait_s: float, session_s: float) -> MetadataStore:
     """Opens a session with the metadata service, makes this process write in the format of the cluster, and returns the
     store. Waits up to `wait_s` seconds for the service to answer, then raises Unavailable; raises any other error of
     the service at once, such as Unauthorized if ZooKeeper refuses this process, or NewerFormat if the cluster has a
     format that this release cannot read. `session_s`: after how many seconds without contact the session ends."""
-    from ...metadata.remote import connect_address
+    from ...metadata.remote import connect_metadata_at
     from ...proto.errors import Unavailable
 
     deadline = world.clock.monotonic() + wait_s
     notice = asyncio.get_running_loop().call_later(
-        NOTICE_S, _LOG.warning, "waiting up to %g s for the metadata service at %s", wait_s, where
+        LOG_WAITING_AFTER_S, _LOG.warning, "waiting up to %g s for the metadata service at %s", wait_s, where
     )
     try:
         while True:
             try:
                 async with asyncio.timeout(deadline - world.clock.monotonic()):
-                    store = await connect_address(world, where, session_s)
+                    store = await connect_metadata_at(world, where, session_s)
                     return await _settled(store)
             except Unavailable as error:
                 if world.clock.monotonic() >= deadline:
@@ -505,7 +505,7 @@ async def close_metadata(store: MetadataStore) -> None:
     await store.close()
 
 
-def _no_metadata(where: Address, why: str) -> MagnetarError:
+def _no_metadata(where: MetadataAddress, why: str) -> MagnetarError:
     from ...metadata.session import get_store_name
     from ...proto.errors import Unavailable
 
@@ -536,7 +536,7 @@ class _Metadata(LazyGroup):
 @click.option(
     "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
 )
-@SECURITY
+@SECURITY_OPTION
 @with_server_options("info", settings=False)
 @click.pass_context
 def metadata(
@@ -582,10 +582,10 @@ def metadata(
 #     settings = plan.apply_to_config(settings, "broker")         see runtime/config.py
 
 
-STANDALONE_BYTES = 256 << 20
+STANDALONE_MEMORY_BYTES = 256 << 20
 """Memory of the broker and of each bookie of a standalone server, at most, when nothing is set: others are on its
 machine."""
-DERIVED = frozenset({"broker.client_memory_bytes", "broker.state_memory_bytes"})
+MEMORY_SHARE_SETTINGS = frozenset({"broker.client_memory_bytes", "broker.state_memory_bytes"})
 """Settings whose value 0 asks for the share."""
 
 
@@ -612,21 +612,21 @@ def make_memory_plan(
     shares: list[MemoryShare] = []
     given: dict[str, int] = {}
     if broker is not None:
-        from ...broker.server import SHARES as OF_BROKER
+        from ...broker.server import BROKER_MEMORY_SHARES as OF_BROKER
 
         shares += OF_BROKER
     if bookie is not None:
-        from ...bookie.server import SHARES as OF_BOOKIE
+        from ...bookie.server import BOOKIE_MEMORY_SHARES as OF_BOOKIE
 
         shares += [each.multiply_share(bookies) for each in OF_BOOKIE]
     if metadata:
-        from ...metadata.server import SHARES as OF_METADATA
+        from ...metadata.server import METADATA_MEMORY_SHARES as OF_METADATA
 
         shares += OF_METADATA
     for section, config in (("broker", broker), ("bookie", bookie)):
         for name in find_explicit_settings(type(config), section, file=file) if config is not None else ():
             value, setting = get_setting_value(config, name) if config is not None else None, f"{section}.{name}"
-            if any(each.setting == setting for each in shares) and (value or setting not in DERIVED):
+            if any(each.setting == setting for each in shares) and (value or setting not in MEMORY_SHARE_SETTINGS):
                 assert isinstance(value, int), "what is shared out are numbers"
                 given[setting] = value
     budget = compute_process_memory(file, option, shares, given, NO_LIMIT if most is None else most, processes)
@@ -677,7 +677,7 @@ async def _apply_log_level(session: MetadataStore, applied: AppliedLogLevel) -> 
     """Applies the level of the setting if it is not that which was applied last."""
     found = await get_readable_record(session, paths.BROKER_POLICIES, PoliciesRecord)
     level = found[0].properties.get("log_level") if found is not None else None
-    known = level if level in logs.LEVELS else None
+    known = level if level in logs.LOG_LEVELS else None
     if known != applied.level:
         logs.set_level(known, "the dynamic setting log_level" + ("" if known else " was deleted"))
     applied.level = known

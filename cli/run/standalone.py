@@ -31,8 +31,8 @@ from . import brokers as processes
 from .brokers import with_processes_option
 from .metrics import announce_process_ready
 from .servers import (
-    SECURITY,
-    STANDALONE_BYTES,
+    SECURITY_OPTION,
+    STANDALONE_MEMORY_BYTES,
     accepts_only_members,
     check_listeners,
     close_metadata,
@@ -54,7 +54,7 @@ from .servers import (
 )
 
 if TYPE_CHECKING:
-    from ...bookie.registration import NewSession
+    from ...bookie.registration import OpenMetadataSession
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...metadata.store import MetadataStore
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 # The parts of `magnetar standalone`, in one process (`run_standalone`) or in several (`run_processes`).
 
 
-CLUSTER = "standalone"
+CLUSTER_NAME = "standalone"
 """Name of the cluster, as Pulsar's standalone and set-up scripts have it."""
 
 
@@ -102,7 +102,9 @@ def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
         "http_listen": None if given.http is None else str(given.http),
         "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
     }  # fmt: skip
-    return load_config(BrokerConfig, "broker", file=given.config, overrides=overrides, defaults={"cluster": CLUSTER})
+    return load_config(
+        BrokerConfig, "broker", file=given.config, overrides=overrides, defaults={"cluster": CLUSTER_NAME}
+    )
 
 
 def decide_bookie_count(folder: Path, wanted: int | None) -> int:
@@ -132,7 +134,7 @@ def load_bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
 
 async def start_bookie(
     parts: ProcessParts, world: World, given: StandaloneOptions, number: int, plan: MemoryPlan, store: MetadataStore,
-    new_session: NewSession | None = None,
+    new_session: OpenMetadataSession | None = None,
 ) -> Bookie:  # fmt: skip
     """Starts bookie `number` (from 1) in its folder and returns it; it is closed with `parts`. `store`: its session
     with the metadata. `new_session` opens the next one when that is lost; None: it cannot be lost. Raises
@@ -146,8 +148,8 @@ async def start_bookie(
 # ---------------------------------------------------------------------------------------------------- standalone
 
 
-DATA = "magnetar-data"
-PORT = 7650
+DEFAULT_DATA_FOLDER = "magnetar-data"
+DEFAULT_PORT = 7650
 PULSAR_PORTS = (6650, 6651)
 HTTP_PORTS = (8080, 8443)
 """Ports in clear, and with TLS."""
@@ -155,7 +157,12 @@ HTTP_PORTS = (8080, 8443)
 
 @click.command()
 @click.option(
-    "--data", type=click.Path(file_okay=False), envvar="MAGNETAR_DATA", default=DATA, show_default=True, help="Folder."
+    "--data",
+    type=click.Path(file_okay=False),
+    envvar="MAGNETAR_DATA",
+    default=DEFAULT_DATA_FOLDER,
+    show_default=True,
+    help="Folder.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="Of gRPC; 0: a free one (default 7650).")
@@ -171,7 +178,7 @@ HTTP_PORTS = (8080, 8443)
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
 @with_processes_option("One for the storage, the others brokers that share the topics; 1: everything in one process.")
-@SECURITY
+@SECURITY_OPTION
 @with_server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
@@ -194,7 +201,7 @@ def standalone(
     from ...runtime.network import Endpoint
 
     scraped = parse_metrics_endpoint(metrics)
-    where = Endpoint(host, PORT if port is None else port)
+    where = Endpoint(host, DEFAULT_PORT if port is None else port)
     warning = check_listeners(insecure, host=None if is_listener_secured(security) else where, metrics=scraped)
     encrypted = is_listener_secured(security)
     pulsar = _protocol_endpoint(host, port, pulsar_port, PULSAR_PORTS[encrypted], "Pulsar's protocol")
@@ -231,7 +238,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     world = replace(world, network=InProcessNetwork(world.network, world.clock))  # the broker and its bookies are here
     count = decide_bookie_count(folder, given.bookies)
     settings, stored = broker_settings(given, count), load_bookie_settings(given, 1)
-    most = STANDALONE_BYTES * (1 + count)
+    most = STANDALONE_MEMORY_BYTES * (1 + count)
     plan = make_memory_plan(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
     settings = plan.apply_to_config(settings, "broker")
     async with ProcessParts(world.clock) as parts:
@@ -285,13 +292,13 @@ def _protocol_endpoint(host: str, port: int | None, wanted: int | None, default:
 # killed, the others go on, and its topics are served again by the one that follows it, under the same name.
 
 
-STORAGE = "storage"
-SESSION_S = 10.0
+STORAGE_NAME = "storage"
+SESSION_TIMEOUT_S = 10.0
 """Seconds of a broker's session: so long after the death of one that does not come back, others take its topics."""
-WAIT_S = 60.0
+STORAGE_WAIT_S = 60.0
 """Seconds to wait for the storage, which may have a journal to replay."""
 
-LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
+PRELOADED_MODULES = ("bookie.server", "metadata.server", "runtime.peer.inside")
 """Modules that the storage imports besides those of a broker: in the parent."""
 
 
@@ -308,22 +315,22 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
     ports = processes.ReservedPorts()
     tree = ports.reserve(Endpoint("127.0.0.1", 0))
     settings = broker_settings(given, bookies)
-    memory = SharedMemoryLimit(STANDALONE_BYTES * (1 + bookies), count)
+    memory = SharedMemoryLimit(STANDALONE_MEMORY_BYTES * (1 + bookies), count)
     first = brokers.BrokerOptions(
-        settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.health, given.compat,
+        settings, tree, STORAGE_WAIT_S, SESSION_TIMEOUT_S, given.security, given.metrics, given.health, given.compat,
         given.warning, given.config, given.memory_bytes, *memory,
     )  # fmt: skip
     groups = assign_bookies_to_processes(bookies, count)
     mains = [partial(_storage, given, memory, tree, groups[0])]
     mains += [partial(_bookies, given, memory, tree, each) for each in groups[1:]]
-    names = [STORAGE, *(f"{STORAGE}-{number}" for number in range(2, len(groups) + 1))]
+    names = [STORAGE_NAME, *(f"{STORAGE_NAME}-{number}" for number in range(2, len(groups) + 1))]
     stores = [
         processes.make_process_spec(name, main, log_level, log_format) for name, main in zip(names, mains, strict=True)
     ]
-    own = settings.name or CLUSTER
+    own = settings.name or CLUSTER_NAME
     serving = brokers.make_broker_specs(first, count - len(groups), own, ports, log_level, log_format)
     tiers = [each for each in (stores[:1], stores[1:], serving) if each]
-    processes.preload_modules(*brokers.LOADED, *LOADED)
+    processes.preload_modules(*brokers.PRELOADED_MODULES, *PRELOADED_MODULES)
 
     def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         url, first = brokers.make_broker_ready_line(facts)
@@ -408,7 +415,7 @@ async def _bookies(
     member = make_member_world(world, given.security, "bookie")
 
     async def session() -> MetadataStore:
-        return await connect_metadata(member, tree, WAIT_S, SESSION_S)
+        return await connect_metadata(member, tree, STORAGE_WAIT_S, SESSION_TIMEOUT_S)
 
     async with ProcessParts(world.clock) as parts:
         serving = await make_registered_world(parts, _inside(member), given.security, "bookie", session)

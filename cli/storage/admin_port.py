@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from ..common.exits import CommandFailure
 from ..common.profiles import load_context
-from ..common.session import WATCHED, CommandSession, with_session
+from ..common.session import WATCH_FLAGS, CommandSession, with_session
 from ..run.servers import METADATA_HELP, connect_metadata, parse_metadata_address
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class BookiePeer:
         from ...metadata import paths
         from ...metadata.records import BookieRecord
         from ...proto.errors import NotFound
-        from ...runtime.network import CLEAR, PeerClientKeys
+        from ...runtime.network import NO_PEER_KEYS, PeerClientKeys
 
         world, self._members = await (self._operator or OperatorOptions()).make_operator_world()
-        access = CLEAR
+        access = NO_PEER_KEYS
         if self._members is not None:
             found = await self._members.read_record(paths.bookie(self.id), BookieRecord)
             if found is None:
@@ -163,8 +163,8 @@ def ask_reachable_bookies(
 # metadata service, writes a key of its own there, and reads the bookie's; both end with it.
 
 
-ROLE = "operator"
-SESSION_S = 10.0
+OPERATOR_ROLE = "operator"
+SESSION_TIMEOUT_S = 10.0
 
 
 def resolve_context_option(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
@@ -181,12 +181,12 @@ def resolve_context_option(context: click.Context, parameter: click.Parameter, g
     return load_context(named or "")[1].get(str(parameter.name).rstrip("_"), default)
 
 
-SECURITY = click.option(
+SECURITY_OPTION = click.option(
     "--security", envvar="MAGNETAR_SECURITY", type=click.Path(dir_okay=False), default=None, metavar="FILE",
     callback=resolve_context_option,
     help="Of a cluster whose bookies take members alone: who you are (section [members]).",
 )  # fmt: skip
-METADATA = click.option(
+METADATA_OPTION = click.option(
     "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
     help=f"With --security. {METADATA_HELP}", callback=resolve_context_option,
 )  # fmt: skip
@@ -199,7 +199,7 @@ class OperatorOptions(NamedTuple):
 
     security: str | None = None
     metadata: str = ""
-    timeout_s: float = SESSION_S
+    timeout_s: float = SESSION_TIMEOUT_S
 
     async def make_operator_world(self) -> tuple[World, Members | None]:
         """Returns a world (runtime/network.py) with which bookies accept this command as an operator, and the list of
@@ -215,14 +215,14 @@ class OperatorOptions(NamedTuple):
         section = get_members_section(self.security)
         if section is None:
             return world, None
-        world = make_member_world(world, self.security, ROLE)
+        world = make_member_world(world, self.security, OPERATOR_ROLE)
         address = parse_metadata_address(self.metadata, self.security)
 
         async def session() -> MetadataStore:
-            return await connect_metadata(world, address, self.timeout_s, SESSION_S)
+            return await connect_metadata(world, address, self.timeout_s, SESSION_TIMEOUT_S)
 
-        members = await Members.start(world, session, ROLE, read_own_member_name(section, ROLE))
-        return members.with_member_keys(world), members
+        members = await Members.start(world, session, OPERATOR_ROLE, read_own_member_name(section, OPERATOR_ROLE))
+        return members.make_world_with_member_keys(world), members
 
 
 def with_operator_options(function: Callable[..., None], *watched: str) -> Callable[..., None]:
@@ -234,10 +234,10 @@ def with_operator_options(function: Callable[..., None], *watched: str) -> Calla
         session.operator = OperatorOptions(options.pop("security"), options.pop("metadata_"), session.timeout_s)
         function(session, *args, **options)
 
-    return with_session(SECURITY(METADATA(command)), *watched)
+    return with_session(SECURITY_OPTION(METADATA_OPTION(command)), *watched)
 
 
 def with_operator_and_watch_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command that only reads from bookies. Adds what `with_operator_options` adds, and the option
     --watch."""
-    return with_operator_options(function, *WATCHED)
+    return with_operator_options(function, *WATCH_FLAGS)

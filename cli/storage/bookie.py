@@ -19,7 +19,7 @@ from ..run import brokers as processes
 from ..run.metrics import ServerReporter, SingleProcessReporter
 from ..run.servers import (
     LISTEN_HELP,
-    SECURITY,
+    SECURITY_OPTION,
     accepts_only_members,
     check_listeners,
     close_metadata,
@@ -42,20 +42,20 @@ from ..run.servers import (
 
 if TYPE_CHECKING:
     from ...bookie.server import BookieConfig
-    from ...metadata.session import Address
+    from ...metadata.session import MetadataAddress
     from ...metadata.store import MetadataStore
     from ...runtime.network import Endpoint, World
 
 DEFAULT_RACK = "/default"
 
-TABLE = {
+BOOKIE_COMMANDS = {
     "inspect": LazyCommand(
         ".storage.inspect_store", "inspect", "Look into a bookie's directory, also beside a running one."
     )
 }
 
 
-@click.group(cls=LazyGroup, table=TABLE, invoke_without_command=True)
+@click.group(cls=LazyGroup, table=BOOKIE_COMMANDS, invoke_without_command=True)
 @click.option("--listen", default="127.0.0.1:7660", show_default=True, help=LISTEN_HELP)
 @click.option(
     "--advertise", default="", metavar="HOST", help="The name by which brokers reach it (default: as --listen)."
@@ -66,7 +66,7 @@ TABLE = {
     "Bookies, each in its own folder in --data (default 1, or as many as there are).", None
 )
 @click.option("--rack", default=None, help="Where it stands (default /default).")
-@SECURITY
+@SECURITY_OPTION
 @with_server_options("info", compat=["bookkeeper"])
 @click.pass_context
 def bookie(
@@ -125,7 +125,7 @@ class BookieOptions(NamedTuple):
     advertise: str
     rack: str | None
     config: str | None
-    tree: Address
+    tree: MetadataAddress
     wait_s: float
     session_s: float
     security: str | None
@@ -184,7 +184,7 @@ def decide_process_count(folder: Path, wanted: int | None) -> int:
     """Returns how many processes to start: `wanted`; if that is None, one for each bookie with data in the folder, at
     least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data. Raises it also if
     more than one is wanted and the folder itself is the directory of a single bookie."""
-    from ...bookie.store.identity import COOKIE
+    from ...bookie.store.identity import COOKIE_FILE
     from ...proto.errors import InvalidConfiguration
 
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
@@ -193,7 +193,7 @@ def decide_process_count(folder: Path, wanted: int | None) -> int:
             f"{folder} has the data of {there} bookies, and ledgers are on all of them: "
             f"--processes {there} or more, or leave it out"
         )
-    if wanted is not None and wanted > 1 and (folder / COOKIE).exists():
+    if wanted is not None and wanted > 1 and (folder / COOKIE_FILE).exists():
         raise InvalidConfiguration(
             f"{folder} has the data of one bookie itself: start the others with another --data, or keep --processes 1"
         )

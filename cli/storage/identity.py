@@ -24,11 +24,17 @@ import click
 
 from ...proto.alarms import format_count
 from ..common.exits import FAILED, CommandFailure
-from ..common.output import OUTPUT, CommandOutput, Row
-from ..common.session import YES, CommandSession, confirm_deletion
+from ..common.output import OUTPUT_OPTION, CommandOutput, OutputRow
+from ..common.session import YES_OPTION, CommandSession, confirm_deletion
 from ..common.units import FiniteNumber
 from ..run.servers import METADATA_HELP
-from .admin_port import ROLE, SECURITY, resolve_context_option, with_operator_and_watch_options, with_operator_options
+from .admin_port import (
+    OPERATOR_ROLE,
+    SECURITY_OPTION,
+    resolve_context_option,
+    with_operator_and_watch_options,
+    with_operator_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,10 +43,10 @@ if TYPE_CHECKING:
     from ...metadata.store import MetadataStore
     from .admin_port import BookiePeer
 
-WAIT_S = 5.0
-SESSION_S = 10.0
+METADATA_WAIT_S = 5.0
+SESSION_TIMEOUT_S = 10.0
 
-BOOKIE = click.argument("bookie")
+BOOKIE_ARGUMENT = click.argument("bookie")
 
 
 class MetadataAccessOptions(NamedTuple):
@@ -59,9 +65,9 @@ def with_metadata_options(function: Callable[..., None]) -> Callable[..., None]:
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
         help=METADATA_HELP, callback=resolve_context_option,
     )  # fmt: skip
-    @SECURITY
+    @SECURITY_OPTION
     @click.option("--data", type=click.Path(file_okay=False, exists=True), help="Or a stopped standalone's folder.")
-    @OUTPUT
+    @OUTPUT_OPTION
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
         where = MetadataAccessOptions(options.pop("metadata_"), options.pop("security"))
@@ -81,9 +87,9 @@ async def open_metadata(where: MetadataAccessOptions, data: str | None) -> Async
 
     world = make_system_world()
     if data is None:
-        member = make_member_world(world, where.security, ROLE)
+        member = make_member_world(world, where.security, OPERATOR_ROLE)
         store: MetadataStore = await connect_metadata(
-            member, parse_metadata_address(where.address, where.security), WAIT_S, SESSION_S
+            member, parse_metadata_address(where.address, where.security), METADATA_WAIT_S, SESSION_TIMEOUT_S
         )
         try:
             yield store
@@ -104,7 +110,7 @@ async def open_metadata(where: MetadataAccessOptions, data: str | None) -> Async
             await tree.close()
 
 
-BEGINNING = 8
+BOOKIE_ID_PREFIX_MIN = 8
 """Characters of an id that name a bookie at least: so many are shown where ids are shortened."""
 
 
@@ -141,9 +147,9 @@ async def _find_bookie(store: MetadataStore, beginning: str) -> tuple[str, str]:
 
     known = await store.children(paths.COOKIES)
     found = [each for each in known if each.startswith(beginning)]
-    if len(beginning) < BEGINNING and beginning not in known:
+    if len(beginning) < BOOKIE_ID_PREFIX_MIN and beginning not in known:
         raise CommandFailure(
-            f"{beginning!r} is too short for the id of a bookie: give {BEGINNING} characters of it or more"
+            f"{beginning!r} is too short for the id of a bookie: give {BOOKIE_ID_PREFIX_MIN} characters of it or more"
         )
     if len(found) > 1:
         raise CommandFailure(f"{len(found)} bookies' ids begin with {beginning!r}; give more of it")
@@ -155,9 +161,9 @@ async def _find_bookie(store: MetadataStore, beginning: str) -> tuple[str, str]:
 
 
 @click.command()
-@BOOKIE
+@BOOKIE_ARGUMENT
 @with_metadata_options
-@YES
+@YES_OPTION
 def forget(bookie: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
     """Remove a bookie whose data is lost for good from the cluster, so that a new bookie may have its place. BOOKIE is
     its id, and it must be stopped; the beginning of the id is enough. If its directory is found again, no bookie can
@@ -172,10 +178,10 @@ def forget(bookie: str, metadata_: MetadataAccessOptions, data: str | None, outp
 
 
 @click.command()
-@BOOKIE
+@BOOKIE_ARGUMENT
 @click.argument("place")
 @with_metadata_options
-@YES
+@YES_OPTION
 def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
     """Register a new place for a bookie whose directory was moved. BOOKIE is its id, and it must be stopped; the
     beginning of the id is enough. PLACE is the bookie's setting `place`; if it has none, HOST:DIRECTORY: its settings
@@ -193,9 +199,9 @@ def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | 
 
 
 @click.command("accept-metadata")
-@BOOKIE
+@BOOKIE_ARGUMENT
 @with_metadata_options
-@YES
+@YES_OPTION
 def accept_metadata(bookie: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
     """Let a bookie start although the metadata was restored from a backup that is older than the bookie's directory.
     BOOKIE is its id, and it must be stopped; the beginning of the id is enough.
@@ -216,7 +222,7 @@ def accept_metadata(bookie: str, metadata_: MetadataAccessOptions, data: str | N
 # standalone`.
 
 
-COLUMNS = ("bookie", "rack", "registered")
+DEPARTED_COLUMNS = ("bookie", "rack", "registered")
 
 
 def _bookie(text: str) -> str:
@@ -246,7 +252,7 @@ def _racks_change(
                 await update_record(store, paths.RACKS, RacksRecord, changed)
             mapped = await get_record(store, paths.RACKS, RacksRecord)
             said = {}
-            for name in await store.children(paths.BOOKIES):
+            for name in await store.children(paths.AVAILABLE_BOOKIES):
                 record = await get_record(store, paths.bookie(name), BookieRecord)
                 if record is not None:
                     said[name] = record[0].rack
@@ -257,7 +263,7 @@ def _racks_change(
         {"bookie": bookie, "rack": mapped.get(bookie) or said[bookie], "registered": said.get(bookie)}
         for bookie in sorted({*mapped, *said})
     ]
-    CommandOutput(output).print_rows(rows, COLUMNS, empty="no bookies")
+    CommandOutput(output).print_rows(rows, DEPARTED_COLUMNS, empty="no bookies")
 
 
 @click.command()
@@ -271,7 +277,7 @@ def racks(metadata_: MetadataAccessOptions, data: str | None, output: str) -> No
 
 
 @click.command("set-rack")
-@BOOKIE
+@BOOKIE_ARGUMENT
 @click.argument("rack")
 @with_metadata_options
 def set_rack(bookie: str, rack: str, metadata_: MetadataAccessOptions, data: str | None, output: str) -> None:
@@ -287,7 +293,7 @@ def set_rack(bookie: str, rack: str, metadata_: MetadataAccessOptions, data: str
 
 
 @click.command("delete-rack")
-@BOOKIE
+@BOOKIE_ARGUMENT
 @with_metadata_options
 def delete_rack(bookie: str, metadata_: MetadataAccessOptions, data: str | None, output: str) -> None:
     """Delete the rack that was set for a bookie: the rack that the bookie reports itself is used again.
@@ -351,7 +357,7 @@ STATE_COLUMNS = (
 )  # fmt: skip
 OWNERS_SHOWN = 3
 
-ONE_BOOKIE = click.option(
+BOOKIE_OPTION = click.option(
     "--bookie", default=None, metavar="ID", help="Only this one; the beginning of its id is enough."
 )
 
@@ -363,8 +369,8 @@ ONE_BOOKIE = click.option(
 @click.option("--major", is_flag=True, help="Also logs of which up to half lives, and small ones.")
 @click.option("--roll", is_flag=True, help="With --now: also the open logs, where little of them lives.")
 @click.option("--force", is_flag=True, help="With --now: give up, after its grace, all that the metadata lacks now.")
-@ONE_BOOKIE
-@YES
+@BOOKIE_OPTION
+@YES_OPTION
 @with_operator_options
 def gc(
     session: CommandSession, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool
@@ -409,7 +415,7 @@ def gc(
     _report(session, peers, ended)
 
 
-def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
+def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> OutputRow:
     """Returns a row: JSON has the holders with all their details; the table has the topics of the largest."""
     owners = list(dict.fromkeys(format_ledger_owner(holder) for holder in log["holders"]))
     more = ["…"] if len(owners) > OWNERS_SHOWN or log["ledgers"] > len(log["holders"]) else []
@@ -425,7 +431,7 @@ def format_ledger_owner(holder: dict[str, Any]) -> str:
     return f"ledger {holder['ledger']}" + (" (deleted, in its grace)" if holder.get("deleted") else "")
 
 
-def _status_row(found: dict[str, Any]) -> Row:
+def _status_row(found: dict[str, Any]) -> OutputRow:
     progress, last = found["progress"] or {}, found["last"] or {}
     return {"running": found["running"], "phase": progress.get("phase"), **last, "progress": progress or None}
 
@@ -499,7 +505,7 @@ def _report(session: CommandSession, peers: list[BookiePeer], ended: list[dict[s
 
 
 @click.command()
-@ONE_BOOKIE
+@BOOKIE_OPTION
 @with_operator_and_watch_options
 def state(session: CommandSession, bookie: str | None) -> None:
     """Show what each bookie reports about itself: disk, limbo, scrubber, garbage collection.
@@ -516,7 +522,7 @@ def state(session: CommandSession, bookie: str | None) -> None:
     session.out.print_row_stream(rows, STATE_COLUMNS)
 
 
-def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
+def _state_row(peer: BookiePeer, found: dict[str, Any]) -> OutputRow:
     scrub, gc_, limbo = found["scrub"], found["gc"], found["limbo"]
     return {
         "bookie": peer.id, "endpoint": peer.endpoint, **found,
@@ -529,7 +535,7 @@ def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
 @click.command("accept-loss")
 @click.argument("bookie", metavar="ID")
 @click.option("--wait", "wait_s", type=FiniteNumber(1), default=600.0, show_default=True, help="Seconds for it.")
-@YES
+@YES_OPTION
 @with_operator_options
 def accept_loss(session: CommandSession, bookie: str, wait_s: float, yes: bool) -> None:
     """Let a bookie leave limbo although some entries that it lost cannot be copied from any other bookie.

@@ -21,7 +21,7 @@ import click
 
 from ..common.exits import FAILED, CommandFailure
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.output import OUTPUT, CommandOutput, Row, show_progress
+from ..common.output import OUTPUT_OPTION, CommandOutput, OutputRow, show_progress
 
 if TYPE_CHECKING:
     from ...bookie.inspect.logs import IndexedLedger, LedgerIndexOverview
@@ -63,7 +63,7 @@ class StoreInspection:
         """Prints on stderr that the running bookie has removed a file meanwhile."""
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
-    def limit_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def limit_rows(self, rows: Iterable[OutputRow]) -> Iterator[OutputRow]:
         """Yields the rows up to the option --limit. If there are more, prints a note on stderr."""
         each = iter(rows)
         yield from islice(each, self.limit)
@@ -83,7 +83,7 @@ def with_inspection(function: Callable[..., None]) -> Callable[..., None]:
     first argument, and exits with code 1 if damage was found."""
 
     @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
-    @OUTPUT
+    @OUTPUT_OPTION
     @wraps(function)
     def command(directory: str, output: str, limit: int | None = None, **options: Any) -> None:
         look = StoreInspection(directory, output, limit)
@@ -112,7 +112,7 @@ def with_filter_options() -> Callable[[Any], Any]:
     return decorate
 
 
-def make_damage_row(look: StoreInspection, kind: str, number: int, damage: FileDamage) -> Row:
+def make_damage_row(look: StoreInspection, kind: str, number: int, damage: FileDamage) -> OutputRow:
     """Returns the row for a damaged place of a file, and counts the damage. `kind`: the column with the `number` of the
     file, such as "log"."""
     return {kind: number, "file": basename(damage.path), "offset": damage.offset, "damage": look.count_damage(damage)}
@@ -158,7 +158,7 @@ def store(look: StoreInspection, html: str | None) -> None:
         _print(look, summary)
 
 
-def make_summary_document(look: StoreInspection, summary: StoreSummary) -> Row:
+def make_summary_document(look: StoreInspection, summary: StoreSummary) -> OutputRow:
     """Returns the summary of a bookie's directory as one record for JSON and YAML. Sizes are in bytes."""
     cookie = look.snapshot.cookie
     return {
@@ -214,7 +214,7 @@ def make_log_row(log: EntryLogSummary) -> dict[str, object]:
     }  # fmt: skip
 
 
-def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
+def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[OutputRow]:
     """Yields one row for each entry log in `numbers`, and counts damage. With `verify`, reads and checks all records of
     the logs. Leaves out logs that the running bookie has removed. Raises InvalidRequest if a file has a newer format
     than this Magnetar knows."""
@@ -259,7 +259,7 @@ def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
 # `magnetar bookie inspect ledger`: what the bookie knows of its ledgers, and where the entries of one lie.
 
 
-COLUMNS = ("ledger", "state", "fenced", "lac", "last", "quarantined", "limbo")
+LEDGER_COLUMNS = ("ledger", "state", "fenced", "lac", "last", "quarantined", "limbo")
 COPY_COLUMNS = ("entry", "kind", "number", "offset", "bytes", "damage")
 EXTENT_COLUMNS = ("log", "first", "last", "entries", "start", "bytes")
 
@@ -304,12 +304,14 @@ def ledger(
         rows = ({"first": first, "last": last} for first, last in seen.facts.tombstones)
         look.out.print_row_stream(look.limit_rows(rows), ("first", "last"), empty="no ledger was deleted")
     elif ledger is None:
-        look.out.print_row_stream(look.limit_rows(_ledgers(look, seen, start, stop)), COLUMNS, empty="no ledgers")
+        look.out.print_row_stream(
+            look.limit_rows(_ledgers(look, seen, start, stop)), LEDGER_COLUMNS, empty="no ledgers"
+        )
     else:
         _one(look, seen, ledger, entries or entry is not None, entry)
 
 
-def _ledgers(look: StoreInspection, seen: LedgerIndexOverview, start: int, stop: int | None) -> Iterator[Row]:
+def _ledgers(look: StoreInspection, seen: LedgerIndexOverview, start: int, stop: int | None) -> Iterator[OutputRow]:
     from ...bookie.inspect.logs import walk_ledger_records
 
     for state in walk_ledger_records(look.snapshot, seen, start, None if stop is None else stop + 1):
@@ -362,7 +364,7 @@ def _one(look: StoreInspection, seen: LedgerIndexOverview, ledger: int, entries:
         )
 
 
-def _extent(place: ExtentLocation) -> Row:
+def _extent(place: ExtentLocation) -> OutputRow:
     extent = place.extent
     return {
         "log": place.log, "first": extent.first, "last": extent.last, "entries": extent.entries,
@@ -380,7 +382,7 @@ def _journal(look: StoreInspection, ledger: int) -> str | None:
     return ", ".join(f"{number} {kind}" for kind, number in counts.items()) or None
 
 
-def _copies(look: StoreInspection, ledger: int, places: list[ExtentLocation], entry: int | None) -> Iterator[Row]:
+def _copies(look: StoreInspection, ledger: int, places: list[ExtentLocation], entry: int | None) -> Iterator[OutputRow]:
     from itertools import chain
 
     from ...bookie.inspect.logs import find_journal_copies, find_log_copies
@@ -486,9 +488,9 @@ def journal(
     look.out.print_row_stream(look.limit_rows([*(row for row in rows_ if row), *spare]), columns, empty="no journals")
 
 
-def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], None], at: int) -> Row:
+def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], None], at: int) -> OutputRow:
     """Returns a row for one file; `end` is after its last whole block."""
-    from ...bookie.format.journal import ALIGNMENT
+    from ...bookie.format.journal import BLOCK_ALIGNMENT_BYTES
     from ...bookie.inspect import journals
     from ...bookie.inspect.snapshot import FileDamage, RemovedFile
     from ...bookie.store.replay import journal_file_name
@@ -501,7 +503,7 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
     for found in journals.walk_journal(look.snapshot, number):
         match found:
             case journals.OpenedJournalFile():
-                row |= {"bytes": found.bytes, "previousEnd": found.header.a, "end": ALIGNMENT}
+                row |= {"bytes": found.bytes, "previousEnd": found.header.a, "end": BLOCK_ALIGNMENT_BYTES}
             case journals.JournalBlock():
                 blocks, records = blocks + 1, records + len(found.records)
                 row["end"] = found.end_offset
@@ -519,11 +521,11 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
 
 def _journal_records(
     look: StoreInspection, number: int, ledger: int | None, entry: int | None, start: int, stop: int | None
-) -> Iterator[Row]:
+) -> Iterator[OutputRow]:
     from ...bookie.format.journal import RecordType
     from ...bookie.inspect import journals
     from ...bookie.inspect.snapshot import FileDamage, RemovedFile
-    from ...ledger.peer_format import ENTRY_HEADER
+    from ...ledger.peer_format import ENTRY_HEADER_STRUCT
 
     for found in journals.walk_journal(look.snapshot, number, start):
         match found:
@@ -542,8 +544,8 @@ def _journal_records(
                     if entry is not None and (record.type is not RecordType.ADD or record.entry != entry):
                         continue
                     lac = record.entry if record.type is RecordType.LAC else None
-                    if record.type is RecordType.ADD and len(record.payload) >= ENTRY_HEADER.size:
-                        lac = ENTRY_HEADER.unpack_from(record.payload)[2]
+                    if record.type is RecordType.ADD and len(record.payload) >= ENTRY_HEADER_STRUCT.size:
+                        lac = ENTRY_HEADER_STRUCT.unpack_from(record.payload)[2]
                     yield {
                         "journal": number, "offset": offset, "block": found.header.sequence, "type": record.type.name,
                         "ledger": record.ledger, "entry": record.entry if record.type is RecordType.ADD else None,
@@ -570,12 +572,12 @@ def log(
       magnetar bookie inspect log magnetar-data/bookie-1 --verify
       magnetar bookie inspect log magnetar-data/bookie-1 --number 3 --records --limit 20
     """
-    from ...bookie.format.entry_log import DATA_OFFSET
+    from ...bookie.format.entry_log import FIRST_RECORD_OFFSET
     from ...bookie.inspect import logs
 
     chosen = [each for each in logs.list_entry_log_numbers(look.snapshot) if number in (None, each)]
     if records or ledger is not None or entry is not None or start or stop is not None:
-        begin = start or DATA_OFFSET
+        begin = start or FIRST_RECORD_OFFSET
         rows = (row for each in chosen for row in _log_records(look, each, ledger, entry, begin, stop))
         columns: tuple[str, ...] = ("log", "offset", "bytes", "ledger", "entry", "lac", "damage")
         look.out.print_row_stream(look.limit_rows(rows), columns, empty="no records")
@@ -586,7 +588,7 @@ def log(
 
 def _log_records(
     look: StoreInspection, number: int, ledger: int | None, entry: int | None, start: int, stop: int | None
-) -> Iterator[Row]:
+) -> Iterator[OutputRow]:
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import FileDamage, RemovedFile
 
@@ -646,7 +648,7 @@ def _groups(
     entry: int | None,
     start: int,
     stop: int | None,
-) -> Iterator[Row]:
+) -> Iterator[OutputRow]:
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import FileDamage, RemovedFile
 
@@ -672,7 +674,9 @@ def _groups(
         opened.file.close()
 
 
-def _extents(look: StoreInspection, opened: Any, group: Any, ledger: int | None, entry: int | None) -> Iterator[Row]:
+def _extents(
+    look: StoreInspection, opened: Any, group: Any, ledger: int | None, entry: int | None
+) -> Iterator[OutputRow]:
     from ...bookie.inspect.snapshot import FileDamage
     from ...bookie.store.index import find_record_number
 

@@ -18,11 +18,11 @@ from ...runtime.clock import SystemClock
 from ..common.exits import CommandFailure
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import show_progress
-from ..common.session import YES, CommandSession, confirm_deletion
+from ..common.session import YES_OPTION, CommandSession, confirm_deletion
 from ..common.units import FiniteNumber
 from ..run.metrics import announce_process_ready
 from ..run.servers import (
-    SECURITY,
+    SECURITY_OPTION,
     close_metadata,
     connect_metadata,
     make_member_world,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from ...runtime.network import World
-    from ..common.output import Row
+    from ..common.output import OutputRow
 
 ledgers = LazyGroup(
     "ledgers",
@@ -58,7 +58,7 @@ ledgers = LazyGroup(
     help="Ledgers and their copies.\n\nExample: magnetar ledgers under-replicated",
 )
 
-COLUMNS = ("ledger", "state", "quorum", "entries", "bytes", "fragments", "bookies", "owner")
+LEDGER_COLUMNS = ("ledger", "state", "quorum", "entries", "bytes", "fragments", "bookies", "owner")
 MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "stuck", "lastError")
 
 
@@ -110,7 +110,7 @@ def list_ledgers(session: CommandSession, bookie: str, state: str | None, after:
     )
     rows = found["ledgers"]
     shown = [{**row, "bookies": shorten_bookie_ids(row["bookies"])} for row in rows]
-    session.out.print_rows(rows if session.out.is_structured else shown, COLUMNS, empty="no ledgers")
+    session.out.print_rows(rows if session.out.is_structured else shown, LEDGER_COLUMNS, empty="no ledgers")
     if found["more"]:
         click.echo(f"There are more: --after {rows[-1]['ledger']}", err=True)
 
@@ -184,7 +184,7 @@ def _missing(mark: dict[str, Any]) -> list[str]:
     return [f"{bookie[:8]} ({reason})" for bookie, reason in mark["missing"].items()]
 
 
-def _mark_row(mark: dict[str, Any]) -> Row:
+def _mark_row(mark: dict[str, Any]) -> OutputRow:
     return {
         **mark, "missing": shorten_bookie_ids(list(mark["missing"])), "since": format_duration(mark["sinceSeconds"]),
         "retry": format_duration(mark["retrySeconds"]) if mark["retrySeconds"] else None,
@@ -198,17 +198,17 @@ def _mark_row(mark: dict[str, Any]) -> Row:
 POLL_S = 1.0
 """Seconds between two requests; each reads every ledger's record."""
 
-WAIT = click.option("--wait/--no-wait", default=True, show_default=True, help="Until nothing is left on it.")
-WAIT_S = click.option("--wait-s", type=FiniteNumber(0), default=None, help="… but at most so many seconds.")
+WAIT_OPTION = click.option("--wait/--no-wait", default=True, show_default=True, help="Until nothing is left on it.")
+WAIT_S_OPTION = click.option("--wait-s", type=FiniteNumber(0), default=None, help="… but at most so many seconds.")
 
 
 @click.command()
 @click.argument("bookie", metavar="BOOKIE")
 @click.option("--forget", is_flag=True, help="Once it is empty and stopped, forget its cookie: its place is free.")
 @click.option("--cancel", is_flag=True, help="Let it stay: it takes new ledgers again. What has moved stays moved.")
-@WAIT
-@WAIT_S
-@YES
+@WAIT_OPTION
+@WAIT_S_OPTION
+@YES_OPTION
 @with_operator_options
 def decommission(
     session: CommandSession, bookie: str, forget: bool, cancel: bool, wait: bool, wait_s: float | None, yes: bool
@@ -236,9 +236,9 @@ def decommission(
 @click.command()
 @click.argument("bookie", metavar="BOOKIE")
 @click.option("--forget", is_flag=True, help="Once nothing names it any more, forget its cookie: its place is free.")
-@WAIT
-@WAIT_S
-@YES
+@WAIT_OPTION
+@WAIT_S_OPTION
+@YES_OPTION
 @with_operator_options
 def recover(session: CommandSession, bookie: str, forget: bool, wait: bool, wait_s: float | None, yes: bool) -> None:
     """Make again every copy that was stored on a dead bookie, now, without waiting for the grace. The bookie must not
@@ -305,7 +305,7 @@ def _until_empty(
 # `magnetar repair`: a worker of auto-recovery alone. `magnetar repair status|enable|disable`: the whole cluster's.
 
 
-TABLE = {
+REPAIR_COMMANDS = {
     "status": LazyCommand(".storage.ledgers", "status", "Auditor, queue, rate, progress, and how long it will take."),
     "enable": LazyCommand(".storage.ledgers", "enable", "Let missing copies be looked for and made again."),
     "disable": LazyCommand(".storage.ledgers", "disable", "Leave missing copies missing, during maintenance."),
@@ -313,9 +313,9 @@ TABLE = {
 WORKER_COLUMNS = ("name", "workingOn", "ledgers", "entries", "bytes", "failures", "bytesPerSecond")
 
 
-@click.group(cls=LazyGroup, table=TABLE, invoke_without_command=True)
+@click.group(cls=LazyGroup, table=REPAIR_COMMANDS, invoke_without_command=True)
 @with_metadata_service_options
-@SECURITY
+@SECURITY_OPTION
 @click.option("--name", default="", help="Its name in 'magnetar repair status' (default: a random one).")
 @click.option("--bytes-per-s", type=click.IntRange(0), default=None, help="It copies at most this; 0: no limit.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ..common.output import OUTPUT, CommandOutput
-from ..common.session import YES, confirm_deletion
+from ..common.output import OUTPUT_OPTION, CommandOutput
+from ..common.session import YES_OPTION, confirm_deletion
 from ..common.units import FiniteNumber
 from ..run.servers import get_members_section
-from .admin_port import METADATA, ROLE, SECURITY, OperatorOptions, resolve_context_option
+from .admin_port import METADATA_OPTION, OPERATOR_ROLE, SECURITY_OPTION, OperatorOptions, resolve_context_option
 
 if TYPE_CHECKING:
     from ...metadata.members import Members
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ...runtime.network import Endpoint, World
     from .admin_port import BookiePeer
 
-TIMEOUT_S = 600.0
+BACKUP_TIMEOUT_S = 600.0
 """Seconds for a copy: a gigabyte on a slow disk."""
-TOPICS = 20
+LOST_TOPICS_SHOWN = 20
 """Topics of lost ledgers that are shown."""
-ASK_S = 5.0
-AGAIN_S = 0.25
-WAIT_S = 60.0
+BOOKIE_ASK_TIMEOUT_S = 5.0
+BOOKIE_RETRY_S = 0.25
+DEFAULT_WAIT_S = 60.0
 """Seconds to wait for bookies: they come to a service that answers again within a second, and after their session's
 time at the latest."""
 
@@ -44,8 +44,8 @@ time at the latest."""
     "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
     help="The metadata service, HOST:PORT; it runs on this machine.", callback=resolve_context_option,
 )  # fmt: skip
-@SECURITY
-@OUTPUT
+@SECURITY_OPTION
+@OUTPUT_OPTION
 def backup(name: str, metadata_: str, security: str | None, output: str) -> None:
     """Make a complete copy of the metadata while the service runs.
 
@@ -55,7 +55,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
 
     Example: magnetar metadata backup monday.backup
     """
-    from ...metadata.remote import BACKUP
+    from ...metadata.remote import BACKUP_RPC
     from ...metadata.session import get_store_name
     from ...proto import wire_pb2 as wire
     from ...runtime.network import Endpoint
@@ -68,9 +68,11 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
 
     async def run() -> wire.BackupReply:
         world = make_system_world()
-        channel = make_member_world(world, security, ROLE).network.connect(address)
+        channel = make_member_world(world, security, OPERATOR_ROLE).network.connect(address)
         try:
-            reply: wire.BackupReply = await channel.call(BACKUP, wire.BackupRequest(name=name), timeout_s=TIMEOUT_S)
+            reply: wire.BackupReply = await channel.call(
+                BACKUP_RPC, wire.BackupRequest(name=name), timeout_s=BACKUP_TIMEOUT_S
+            )
         finally:
             await channel.close()
         return reply
@@ -87,15 +89,15 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
     "--data", type=click.Path(file_okay=False, path_type=Path), default="magnetar-metadata", show_default=True,
     help="Folder of the metadata service, which is stopped.",
 )  # fmt: skip
-@SECURITY
-@METADATA
+@SECURITY_OPTION
+@METADATA_OPTION
 @click.option("--listen", default="", metavar="HOST:PORT", help="With --security. The service's; default: --metadata.")
 @click.option(
-    "--wait", "wait_s", type=FiniteNumber(min=0.0), default=WAIT_S, show_default=True, metavar="SECONDS",
+    "--wait", "wait_s", type=FiniteNumber(min=0.0), default=DEFAULT_WAIT_S, show_default=True, metavar="SECONDS",
     help="With --security. How long for the bookies to answer; all of them end it.",
 )  # fmt: skip
-@OUTPUT
-@YES
+@OUTPUT_OPTION
+@YES_OPTION
 def restore(
     copy: Path, data: Path, security: str | None, metadata_: str, listen: str, wait_s: float, output: str, yes: bool
 ) -> None:
@@ -138,10 +140,10 @@ def restore(
 
 def _describe_lost_ledgers(topics: dict[str, int]) -> Iterator[str]:
     """Returns a line for each of the topics that have ledgers which the copy lacks; at most TOPICS of them."""
-    for topic, ledgers in list(topics.items())[:TOPICS]:
+    for topic, ledgers in list(topics.items())[:LOST_TOPICS_SHOWN]:
         yield f"not in the copy: {ledgers} ledger{'' if ledgers == 1 else 's'} of {topic or 'no topic that is known'}"
-    if len(topics) > TOPICS:
-        yield f"… and those of {len(topics) - TOPICS:,} more topics; -o json names all"
+    if len(topics) > LOST_TOPICS_SHOWN:
+        yield f"… and those of {len(topics) - LOST_TOPICS_SHOWN:,} more topics; -o json names all"
 
 
 def _contents(path: Path, known: frozenset[int]) -> BackupContents | None:
@@ -164,7 +166,7 @@ async def _ask(found: BackupContents) -> dict[str, int | str]:
     async def ask(bookie: BookieRecord) -> int | str:
         if bookie.key:
             return "not asked: it takes members alone; give --security FILE"
-        answer = await _highest(BookiePeer(bookie.bookie, bookie.endpoint, ASK_S))
+        answer = await _highest(BookiePeer(bookie.bookie, bookie.endpoint, BOOKIE_ASK_TIMEOUT_S))
         return f"not asked: {answer}" if isinstance(answer, Exception) else answer
 
     answers = await asyncio.gather(*map(ask, found.bookies))
@@ -259,7 +261,7 @@ class RestoredBookieAsker:
         why: object = "it shows no key; does it run, and reach --metadata?"
         while True:
             for key in self._likely(bookie):
-                peer = BookiePeer(bookie.bookie, bookie.endpoint, ASK_S)
+                peer = BookiePeer(bookie.bookie, bookie.endpoint, BOOKIE_ASK_TIMEOUT_S)
                 peer.connect_as_member(self._world, key)
                 answer = await _highest(peer)
                 if isinstance(answer, int):
@@ -268,7 +270,7 @@ class RestoredBookieAsker:
                 why = answer
             if self._world.clock.monotonic() >= self._until:
                 return f"not asked: {why}"
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(BOOKIE_RETRY_S)
 
     def _likely(self, bookie: BookieRecord) -> list[str]:
         shown = self._members.list_keys("bookie")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from ..common.output import OUTPUT, CommandOutput
+from ..common.output import OUTPUT_OPTION, CommandOutput
 from ..run.servers import METADATA_HELP
-from .admin_port import ROLE, SECURITY, SESSION_S, resolve_context_option
+from .admin_port import OPERATOR_ROLE, SECURITY_OPTION, SESSION_TIMEOUT_S, resolve_context_option
 
 if TYPE_CHECKING:
     from ...metadata.store import MetadataStore
@@ -28,8 +28,8 @@ _METADATA = click.option(
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @_METADATA
-@SECURITY
-@OUTPUT
+@SECURITY_OPTION
+@OUTPUT_OPTION
 def export(file: Path, metadata_: str, security: str | None, output: str) -> None:
     """Write the tree of a stopped cluster to a file, to move it to another metadata store.
 
@@ -59,8 +59,8 @@ def export(file: Path, metadata_: str, security: str | None, output: str) -> Non
 @click.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_METADATA
-@SECURITY
-@OUTPUT
+@SECURITY_OPTION
+@OUTPUT_OPTION
 def import_(file: Path, metadata_: str, security: str | None, output: str) -> None:
     """Write an exported tree into an empty metadata store.
 
@@ -78,12 +78,12 @@ def import_(file: Path, metadata_: str, security: str | None, output: str) -> No
 
 async def _with_store(metadata: str, security: str | None, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
     """Calls `work` with a session of the metadata, as an operator of the cluster if there is a security file."""
-    from ...metadata.remote import connect_address
+    from ...metadata.remote import connect_metadata_at
     from ...runtime.process import make_system_world
     from ..run.servers import make_member_world, parse_metadata_address
 
-    world = make_member_world(make_system_world(), security, ROLE)
-    store = await connect_address(world, parse_metadata_address(metadata, security), SESSION_S)
+    world = make_member_world(make_system_world(), security, OPERATOR_ROLE)
+    store = await connect_metadata_at(world, parse_metadata_address(metadata, security), SESSION_TIMEOUT_S)
     try:
         return await work(store)
     finally:

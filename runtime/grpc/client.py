@@ -28,13 +28,20 @@ from ...proto.errors import (
     UntrustedServer,
     WrongProtocol,
 )
-from ..access import NOTHING, CallerAccess
+from ..access import NO_CREDENTIALS, CallerAccess
 from ..files import Buffer
 from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Pieces, Rpc
 from ..tcp import http2_frames as frames
-from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
-from ..tcp.http2_frames import HEADER_BYTES_MAX, Header, HeaderDecoder, Http2ErrorCode, Http2Setting, encode_headers
-from .limits import HEADER, ChannelTls, check_credentials_encrypted, make_authorization_header
+from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW_BYTES, Http2Connection
+from ..tcp.http2_frames import (
+    HEADER_BYTES_MAX,
+    HeaderDecoder,
+    HeaderField,
+    Http2ErrorCode,
+    Http2Setting,
+    encode_headers,
+)
+from .limits import AUTHORIZATION_HEADER, ChannelTls, check_credentials_encrypted, make_authorization_header
 from .messages import MessageStream, prefix
 from .stream import (
     ERROR_TRAILER,
@@ -48,7 +55,7 @@ from .stream import (
 
 CLOSE_TIMEOUT_S = 10.0
 """Seconds that an orderly close of a stream waits for the other side before it cancels."""
-CONNECT_S = 20.0
+CONNECT_TIMEOUT_S = 20.0
 """Seconds for one attempt to connect: TCP, TLS, and the server's settings."""
 
 _LOG = logging.getLogger("magnetar.rpc")
@@ -70,7 +77,7 @@ class _Head(NamedTuple):
     error: bytes  # the value of `magnetar-error-bin`
 
 
-def _head_of(headers: list[Header]) -> _Head:
+def _head_of(headers: list[HeaderField]) -> _Head:
     found = dict(headers)
     status, http = found.get(b"grpc-status", b""), found.get(b":status", b"")
     return _Head(
@@ -119,7 +126,7 @@ class _UnaryCall(MessageStream):
         return self.done.done()
 
     def start(self, connection: _ClientConnection, head: bytes) -> None:
-        if connection.out.fits(self, len(self.data)):
+        if connection.out.may_send_whole(self, len(self.data)):
             data, self.data = bytes(self.data), memoryview(b"")
             connection.out.send_headers(self, head, ends=True, data=data)
         else:
@@ -219,7 +226,7 @@ class _ClientStream(GrpcStream):
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
         self.end_with_failure(_lost(error, code, self._endpoint))
 
-    def cut(self, error: MagnetarError) -> None:
+    def reset_with_error(self, error: MagnetarError) -> None:
         self._reset(Http2ErrorCode.CANCEL)
 
     def _reset(self, code: Http2ErrorCode) -> None:
@@ -302,12 +309,12 @@ _Call = _UnaryCall | _ClientStream
 
 class _ClientConnection(Http2Connection[_Head]):
     credits_at_once = True
-    stream_window = STREAM_WINDOW
+    stream_window = STREAM_WINDOW_BYTES
 
     def __init__(self) -> None:
-        super().__init__(HeaderDecoder(_head_of, HEADER_BYTES_MAX), frames.PREFACE, {
+        super().__init__(HeaderDecoder(_head_of, HEADER_BYTES_MAX), frames.CONNECTION_PREFACE, {
             Http2Setting.ENABLE_PUSH: 0,
-            Http2Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            Http2Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
             Http2Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
             Http2Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
@@ -456,7 +463,7 @@ class GrpcChannel:
         tls = self._tls.context if self._tls is not None else None
         has_connected = False
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(
                     lambda: connection, host, port, ssl=tls, server_hostname=host if tls is not None else None
                 )
@@ -522,7 +529,7 @@ class GrpcChannel:
                 (b"content-type", b"application/grpc"), (b"user-agent", b"magnetar"), *self._access.headers,
             ]  # fmt: skip
             if credential:
-                headers.append((HEADER, credential))
+                headers.append((AUTHORIZATION_HEADER, credential))
             found = self._heads[path, credential] = encode_headers(headers)
         return found
 
@@ -631,7 +638,7 @@ class GrpcChannel:
         self._connection = None
 
 
-def connect(endpoint: Endpoint, access: CallerAccess = NOTHING) -> GrpcChannel:
+def connect(endpoint: Endpoint, access: CallerAccess = NO_CREDENTIALS) -> GrpcChannel:
     """Returns a channel to `endpoint`, which connects at its first call. Raises InvalidConfiguration like
     `GrpcChannel`."""
     return GrpcChannel(endpoint, access)

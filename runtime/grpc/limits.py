@@ -22,22 +22,22 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ...proto.errors import BackPressure, ConnectionLost, CredentialsExpired, InvalidConfiguration, MagnetarError
-from ..access import LOCAL, Caller, CallerAccess, CallerLimits, Guard, Principal, PrincipalKind, TlsFiles
+from ..access import LOCAL_PRINCIPAL, Caller, CallerAccess, CallerLimits, Guard, Principal, PrincipalKind, TlsFiles
 from ..budget import MemoryBudget
 from ..clock import Clock
 from ..logs import AuditLog
 from ..network import Endpoint, find_caller_network
 from ..tcp.listening import make_caller_tls_context, make_listener_tls_context
-from .stream import CROWDED_BYTES
+from .stream import TIGHT_MEMORY_QUEUE_BYTES
 
-IDLE_S = 120
+IDLE_CONNECTION_S = 120
 """Seconds without a call after which a connection is closed; the caller's next call makes a new one."""
 CALLS_MAX = 1_000
 """Most calls of one connection at a time, with those whose caller is gone and whose handler runs on; further ones are
 refused."""
-LOOKS = 4
+CHECKS_PER_LIMIT = 4
 """Number of looks at the streams within the shorter of the two times."""
-TIGHT_LOOKS = 2
+TIGHT_MEMORY_CHECKS = 2
 """Looks after which, while memory is tight, a caller that took nothing is cut, if more than CROWDED_BYTES wait for it.
 While there is none, after one."""
 
@@ -76,7 +76,7 @@ class OpenStreams:
     def __init__(self, limits: CallerLimits, answers: MemoryBudget) -> None:
         self._limits = limits
         self._answers = answers
-        self._pause = min(limits.first_frame_s, limits.unread_s) / LOOKS
+        self._pause = min(limits.first_frame_s, limits.unread_s) / CHECKS_PER_LIMIT
         self._silent_max = math.ceil(limits.first_frame_s / self._pause)
         self._unread_max = math.ceil(limits.unread_s / self._pause)
         self._seen: dict[WatchedStream, _Seen] = {}
@@ -129,8 +129,12 @@ class OpenStreams:
         seen.left = left
         if seen.unread > self._unread_max:
             return f"it took nothing for {self._limits.unread_s:g} s"
-        looks = TIGHT_LOOKS if self._answers.held <= self._answers.limit else 0
-        if seen.unread > looks and stream.queued_bytes > CROWDED_BYTES and self._answers.held > self._answers.tight:
+        looks = TIGHT_MEMORY_CHECKS if self._answers.held <= self._answers.limit else 0
+        if (
+            seen.unread > looks
+            and stream.queued_bytes > TIGHT_MEMORY_QUEUE_BYTES
+            and self._answers.held > self._answers.tight
+        ):
             return f"it took nothing for {max(looks, 1) * self._pause:g} s, and memory is short"
         return ""
 
@@ -145,9 +149,9 @@ class OpenStreams:
 # The error is CredentialsExpired, so a client connects again, and is refused if its credentials are not valid.
 
 
-LOOK_S = 2.0
+STREAM_CHECK_S = 2.0
 
-End = Callable[[MagnetarError], None]
+EndCall = Callable[[MagnetarError], None]
 
 
 class CallerAuthenticator:
@@ -158,7 +162,7 @@ class CallerAuthenticator:
         self._guard = guard
         self._clock = clock
         self._audit = AuditLog(clock)
-        self._held: dict[object, tuple[Principal, End]] = {}
+        self._held: dict[object, tuple[Principal, EndCall]] = {}
         self._next: asyncio.TimerHandle | None = None
 
     @property
@@ -170,7 +174,7 @@ class CallerAuthenticator:
         """Authenticates a caller, and checks that it may call the rpc `path`. Returns its principal; LOCAL if the
         listener has no guard. Raises the errors of the guard (`Guard`), and writes each refusal to the audit log."""
         if self._guard is None:
-            return LOCAL
+            return LOCAL_PRINCIPAL
         try:
             principal = await self._guard.authenticate(caller)
         except MagnetarError as refusal:
@@ -189,7 +193,7 @@ class CallerAuthenticator:
         self._audit.record_refusal(caller, _act(path), refusal.message)
 
     @contextmanager
-    def end_when_credentials_expire(self, principal: Principal, end: End) -> Iterator[None]:
+    def end_when_credentials_expire(self, principal: Principal, end: EndCall) -> Iterator[None]:
         """While the `with` block runs, calls `end` with the error CredentialsExpired when the credentials of the
         principal expire, or at most LOOK_S seconds after they were revoked."""
         key, timer = object(), self._expiry(principal, end)
@@ -206,7 +210,7 @@ class CallerAuthenticator:
                 self._next.cancel()
                 self._next = None
 
-    def _expiry(self, principal: Principal, end: End) -> asyncio.TimerHandle | None:
+    def _expiry(self, principal: Principal, end: EndCall) -> asyncio.TimerHandle | None:
         if not principal.expires_ms:
             return None
         wait_s = max(0.0, (principal.expires_ms - self._clock.wall_ms()) / 1000)
@@ -214,7 +218,7 @@ class CallerAuthenticator:
 
     def _look_later(self) -> None:
         if self._next is None:
-            self._next = asyncio.get_running_loop().call_later(LOOK_S, self._check_expired)
+            self._next = asyncio.get_running_loop().call_later(STREAM_CHECK_S, self._check_expired)
 
     def _check_expired(self) -> None:
         assert self._guard is not None
@@ -247,10 +251,10 @@ def _ended(how: str) -> CredentialsExpired:
 # used keeps the one before in use. The host's name is always compared with the certificate's.
 
 
-HEADER = b"authorization"
+AUTHORIZATION_HEADER = b"authorization"
 """Header of a call: "Bearer TOKEN" or "Basic BASE64"."""
 
-PROTOCOL = "h2"
+ALPN_PROTOCOL = "h2"
 """Protocol name by which both ends agree on HTTP/2 in the handshake (ALPN)."""
 
 
@@ -267,7 +271,7 @@ def make_server_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     _check_pair(tls)
     if tls.ca:
         _pem(tls.ca, "CERTIFICATE")
-    return make_listener_tls_context(tls, (PROTOCOL,))
+    return make_listener_tls_context(tls, (ALPN_PROTOCOL,))
 
 
 class ChannelTls:
@@ -306,7 +310,7 @@ def make_channel_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     if tls.ca:
         _pem(tls.ca, "CERTIFICATE")
     context = make_caller_tls_context(tls)
-    context.set_alpn_protocols([PROTOCOL])
+    context.set_alpn_protocols([ALPN_PROTOCOL])
     return context
 
 

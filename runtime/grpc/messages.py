@@ -20,16 +20,16 @@ from ...proto.checksum import encode_varint
 from ...proto.errors import MessageTooLarge, WrongProtocol
 from ..budget import ArrivingMessagesMemory
 from ..network import REQUEST_BYTES_MAX
-from ..tcp.http2 import DIRECT_BYTES, Http2Stream
-from ..tcp.http2_frames import REFUSED
+from ..tcp.http2 import DIRECT_READ_BYTES, Http2Stream
+from ..tcp.http2_frames import REFUSED_CALL_CHARGE
 
-PREFIX = struct.Struct("!BI")
+PREFIX_STRUCT = struct.Struct("!BI")
 PREFIX_BYTES = 5
 MESSAGES_AT_ONCE = 256
 """Most messages of a stream before its connection looks at the clock; one takes about 1 µs."""
 
 
-prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
+prefix: Callable[[int], bytes] = partial(PREFIX_STRUCT.pack, 0)
 """Returns the prefix of a message of so many bytes."""
 
 
@@ -93,13 +93,13 @@ class MessageStream(Http2Stream):
                 offset += part
                 if len(self._prefix) < PREFIX_BYTES:
                     return end
-                compressed, size = PREFIX.unpack(self._prefix)
+                compressed, size = PREFIX_STRUCT.unpack(self._prefix)
                 self._prefix = b""
             else:
-                compressed, size = PREFIX.unpack_from(data, offset)
+                compressed, size = PREFIX_STRUCT.unpack_from(data, offset)
                 offset += PREFIX_BYTES
             if compressed or size > self.in_bytes_max:
-                self.connection.allowance.charge_frames(REFUSED)
+                self.connection.allowance.charge_frames(REFUSED_CALL_CHARGE)
                 self.on_message_refused(-1 if compressed else size)
                 return end
             if end - offset >= size:
@@ -162,7 +162,7 @@ class MessageStream(Http2Stream):
             self._arrivals.discard(self)
 
     def direct_read_buffer(self) -> memoryview | None:
-        if self._message is None or len(self._message) - self._filled < DIRECT_BYTES:
+        if self._message is None or len(self._message) - self._filled < DIRECT_READ_BYTES:
             return None
         return self._place[self._filled :]
 
@@ -215,18 +215,18 @@ class MessageStream(Http2Stream):
 ITEMS_AT_ONCE = 2000
 """Items that are parsed in one step of the loop, when an envelope may have more: some hundred microseconds."""
 
-PARSED_AT_ONCE = REQUEST_BYTES_MAX
+PARSED_BYTES_AT_ONCE = REQUEST_BYTES_MAX
 """Bytes that protobuf parses in one step of the loop, at a server: so many of the smallest parts take 5 ms."""
 
-SHORT = 2048
+SHORT_ITEM_BYTES = 2048
 
 LONG_BYTES = 16 << 10
 """Bytes from which on an item is not parsed by protobuf: below, a few microseconds of Python cost more than two copies.
 """
 
-NUMBER_BYTES_MAX = 10
+VARINT_BYTES_MAX = 10
 _TAG = 0x0A  # of field 1, length-delimited
-PREFIXES = [b"\x0a" + encode_varint(size) for size in range(SHORT)]
+ITEM_PREFIXES = [b"\x0a" + encode_varint(size) for size in range(SHORT_ITEM_BYTES)]
 """Tag of field 1, length-delimited, and the length: most items are short."""
 
 
@@ -254,7 +254,7 @@ def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
     number may have; protobuf refuses longer ones.
     """
     if begin < end and data[begin] < 0x80 and not data[begin] & 7:
-        for after in range(begin + 1, min(end, begin + 1 + NUMBER_BYTES_MAX)):
+        for after in range(begin + 1, min(end, begin + 1 + VARINT_BYTES_MAX)):
             if data[after] < 0x80:
                 return after + 1
     return begin
@@ -276,10 +276,10 @@ def measure_item_to_parse(data: bytes | bytearray, offset: int, copied: frozense
     inner = _after_number(data, begin, end)
     if copied is None or inner >= end or (data[inner] in copied and find_field_bounds(data, inner)[1] == end):
         return end, 0
-    if end - begin > PARSED_AT_ONCE:
+    if end - begin > PARSED_BYTES_AT_ONCE:
         raise MessageTooLarge(
-            f"a request of {end - begin} bytes that is no entry; at most {PARSED_AT_ONCE} are taken",
-            size=end - begin, limit=PARSED_AT_ONCE,
+            f"a request of {end - begin} bytes that is no entry; at most {PARSED_BYTES_AT_ONCE} are taken",
+            size=end - begin, limit=PARSED_BYTES_AT_ONCE,
         )  # fmt: skip
     return end, end - begin
 
@@ -298,7 +298,7 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
     for data in envelopes:
         offset, end = 0, len(data)
         while offset < end:
-            if items > many or parsed > PARSED_AT_ONCE:
+            if items > many or parsed > PARSED_BYTES_AT_ONCE:
                 return True
             if (
                 offset + 9 <= end
@@ -319,7 +319,7 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
                         continue
             offset, size = measure_item_to_parse(data, offset, copied)
             items, parsed = items + 1, parsed + size
-    return items > many or parsed > PARSED_AT_ONCE
+    return items > many or parsed > PARSED_BYTES_AT_ONCE
 
 
 # ---------------------------------------------------------------------------------- long items

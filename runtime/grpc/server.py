@@ -30,36 +30,59 @@ from ...proto.errors import (
 )
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
-from ..descriptors import PROCESS
-from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, find_rpc, list_rpc_names
+from ..descriptors import PROCESS_DESCRIPTORS
+from ..network import (
+    HEALTH_SERVICE,
+    STREAM_QUEUE_BYTES,
+    CallContext,
+    EndOfStream,
+    Endpoint,
+    Rpc,
+    find_rpc,
+    list_rpc_names,
+)
 from ..tcp import http2_frames as frames
-from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, get_peer_address
+from ..tcp.http2 import (
+    FRAME_BYTES_MAX,
+    LIVENESS_CHECK_S,
+    STREAM_WINDOW_BYTES,
+    Http2Connection,
+    Http2Stream,
+    get_peer_address,
+)
 from ..tcp.http2_frames import (
+    ALLOWANCE_RATE,
     HEADER_BYTES_MAX,
-    PATIENCE,
-    PATIENCE_KNOWN,
-    PATIENCE_RATE,
-    REFUSED,
-    Header,
+    KNOWN_CALLER_ALLOWANCE,
+    REFUSED_CALL_CHARGE,
+    STRANGER_ALLOWANCE,
     HeaderDecoder,
+    HeaderField,
     Http2ErrorCode,
     Http2Setting,
     encode_headers,
 )
 from ..tcp.listening import TcpListening, UnauthenticatedConnections, listen
 from ..tcp.share import UnauthenticatedLoopShare
-from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, make_server_tls_context
+from .limits import (
+    AUTHORIZATION_HEADER,
+    CALLS_MAX,
+    IDLE_CONNECTION_S,
+    CallerAuthenticator,
+    OpenStreams,
+    make_server_tls_context,
+)
 from .messages import MessageStream, find_bytes_field_tags, prefix
 from .stream import GrpcStream, Status, make_error_trailers, make_status_trailers
 
 HANDLERS_TIMEOUT_S = 1.0
 """Seconds that a server which closes lets handlers end by themselves after their callers were disconnected."""
 
-_IDLE_LOOKS = int(IDLE_S / LOOK_S)
-OPEN_PATH = f"/{HEALTH}/Check"
+_IDLE_LOOKS = int(IDLE_CONNECTION_S / LIVENESS_CHECK_S)
+UNAUTHENTICATED_PATH = f"/{HEALTH_SERVICE}/Check"
 """The one call that needs no credentials: a probe's, which is told whether the server is ready and no more. It admits
 nobody: its connection stays one of a stranger."""
-STRANGER_LOOKS = 4
+STRANGER_CHECKS = 4
 """Looks after which a connection without a call that was admitted is closed."""
 
 _ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -130,13 +153,13 @@ class _Head(NamedTuple):
     encoding: str
 
 
-def _head_of(headers: list[Header]) -> _Head:
+def _head_of(headers: list[HeaderField]) -> _Head:
     authorization: list[str] = []
     found = {b":path": b"", b":method": b"", b"content-type": b"", b"grpc-encoding": b"identity"}
     for name, value in headers:
         if name in found:
             found[name] = value
-        elif name == HEADER:
+        elif name == AUTHORIZATION_HEADER:
             authorization.append(value.decode("latin-1"))
     return _Head(
         found[b":path"].decode("latin-1"), tuple(authorization), found[b":method"] == b"POST",
@@ -190,7 +213,7 @@ class _Listener:
         there are too many connections, or the listener is closed."""
         if self.closed or not self.strangers.add(connection, connection.peer):
             return False
-        if len(self.connections) < self.access.limits.connections and PROCESS.reserve_connection():
+        if len(self.connections) < self.access.limits.connections and PROCESS_DESCRIPTORS.reserve_connection():
             return True
         self.strangers.remove(connection)
         return False
@@ -219,7 +242,7 @@ class _Listener:
         """
         if not self.callers.requires_authentication:
             found = CallContext(connection.peer)
-        elif head.path == OPEN_PATH:
+        elif head.path == UNAUTHENTICATED_PATH:
             if not connection.allowance.is_known:
                 connection.charge_refused_call(cost)  # as one that is refused: it is a stranger's
             return CallContext(connection.peer)
@@ -301,7 +324,7 @@ class _ServerConnection(Http2Connection[_Head]):
             Http2Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
             Http2Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
-        self.allowance.set_allowance(PATIENCE, PATIENCE_RATE / 100)
+        self.allowance.set_allowance(STRANGER_ALLOWANCE, ALLOWANCE_RATE / 100)
         self.allowance.share = listener.share
         self._listener = listener
         self._last = 0
@@ -336,7 +359,7 @@ class _ServerConnection(Http2Connection[_Head]):
         """Called when the first call of the connection is admitted: allows more calls, and removes the connection from
         the unauthenticated ones (`UnauthenticatedConnections`).
         """
-        self.allowance.set_allowance(PATIENCE_KNOWN, PATIENCE_RATE)
+        self.allowance.set_allowance(KNOWN_CALLER_ALLOWANCE, ALLOWANCE_RATE)
         self._listener.strangers.remove(self)
 
     def on_lost(self, error: MagnetarError) -> None:
@@ -344,18 +367,18 @@ class _ServerConnection(Http2Connection[_Head]):
             del self._listener.connections[self]
             self._listener.strangers.remove(self)
             self._listener.memory.connections -= 1
-            PROCESS.release_connection()
+            PROCESS_DESCRIPTORS.release_connection()
             _LOG.debug("%s has disconnected: %s", self.peer, error)
 
     def consume_preface(self, view: memoryview) -> memoryview:
-        size = min(len(frames.PREFACE) - len(self._greeting), len(view))
+        size = min(len(frames.CONNECTION_PREFACE) - len(self._greeting), len(view))
         self._greeting += view[:size]
-        if not frames.PREFACE.startswith(self._greeting):
+        if not frames.CONNECTION_PREFACE.startswith(self._greeting):
             if self._greeting[:4] in (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI"):
                 self.out.write(_NOT_HTTP2)
             self.close(ConnectionLost(f"{self.peer} does not speak HTTP/2"))
             return view[:0]
-        self.is_greeted = len(self._greeting) == len(frames.PREFACE)
+        self.is_greeted = len(self._greeting) == len(frames.CONNECTION_PREFACE)
         return view[size:]
 
     def is_idle(self, id_: int) -> bool:
@@ -364,11 +387,13 @@ class _ServerConnection(Http2Connection[_Head]):
     def on_liveness_check(self, looks: int) -> None:
         if self.streams or self.calls:
             self._idle_since = looks
-        elif not self.allowance.is_known and looks >= STRANGER_LOOKS:
-            self.close(ConnectionLost(f"no call of {self.peer} was admitted in {STRANGER_LOOKS * LOOK_S:g} s"))
+        elif not self.allowance.is_known and looks >= STRANGER_CHECKS:
+            self.close(
+                ConnectionLost(f"no call of {self.peer} was admitted in {STRANGER_CHECKS * LIVENESS_CHECK_S:g} s")
+            )
         elif looks - self._idle_since >= _IDLE_LOOKS:
             self.go_away()
-            self.close(ConnectionLost(f"{self.peer} made no call for {IDLE_S} s"))
+            self.close(ConnectionLost(f"{self.peer} made no call for {IDLE_CONNECTION_S} s"))
 
     def go_away(self) -> None:
         """Accepts no more calls (GOAWAY); open calls continue."""
@@ -380,7 +405,7 @@ class _ServerConnection(Http2Connection[_Head]):
         """Charges a refused call to the allowance of the connection, and ends the connection if the allowance is used
         up. `cost`: the cost of the call's header block."""
         try:
-            self.allowance.charge_frames(REFUSED + cost)
+            self.allowance.charge_frames(REFUSED_CALL_CHARGE + cost)
         except frames.Http2Violation as error:
             self.terminate_with_error(error.code, str(error))
 
@@ -400,12 +425,12 @@ class _ServerConnection(Http2Connection[_Head]):
             self.allowance.charge_frames(1 + cost)
             return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
-            self.allowance.charge_frames(REFUSED + cost)
+            self.allowance.charge_frames(REFUSED_CALL_CHARGE + cost)
             self.out.write(frames.encode_rst_stream(id_, Http2ErrorCode.REFUSED_STREAM))
             return
         refusal = self._refusal(head)
         if refusal is not None:
-            self.allowance.charge_frames(REFUSED + cost)
+            self.allowance.charge_frames(REFUSED_CALL_CHARGE + cost)
             self.open(stream := Http2Stream(), id_, has_head=True)
             stream.in_ended = ended
             self.out.send_headers(stream, encode_headers(refusal), ends=True)
@@ -420,7 +445,7 @@ class _ServerConnection(Http2Connection[_Head]):
         call.in_ended = ended
         call.start(self)
 
-    def _refusal(self, head: _Head) -> list[Header] | None:
+    def _refusal(self, head: _Head) -> list[HeaderField] | None:
         if not head.is_post:
             return [(b":status", b"405")]
         if not head.is_grpc:
@@ -465,7 +490,7 @@ class _UnaryCall(MessageStream):
     def on_message(self, data: bytes | bytearray, cost: int) -> None:
         self.on_service_read(cost)
         if self._request and self.connection is not None:
-            self.connection.allowance.charge_frames(REFUSED)
+            self.connection.allowance.charge_frames(REFUSED_CALL_CHARGE)
             self._stop(WrongProtocol("a unary call has one request"))
         else:
             self._request.append(data)
@@ -551,7 +576,7 @@ class _UnaryCall(MessageStream):
         if connection is None:
             return
         message = prefix(len(data)) + data
-        if connection.out.fits(self, len(message)):
+        if connection.out.may_send_whole(self, len(message)):
             connection.out.send_whole_answer(self, _ANSWER_BLOCK, message, _OK_BLOCK)
         else:
             connection.out.send_headers(self, _ANSWER_BLOCK, ends=False)
@@ -585,7 +610,7 @@ class _ServerStream(GrpcStream):
         self._head, self._cost = head, cost
         self._has_answered = False
         self._ending = False
-        self._trailers: list[Header] | None = None  # None: of a call that went well
+        self._trailers: list[HeaderField] | None = None  # None: of a call that went well
 
     def start(self, connection: _ServerConnection) -> None:
         self._listener.spawn(self._run(connection), connection)
@@ -597,7 +622,7 @@ class _ServerStream(GrpcStream):
                 self.fail_sending(ConnectionLost("the stream is refused"))
                 return
             arrivals = self._listener.memory.arrivals
-            window = arrivals.reserve_window(STREAM_WINDOW)
+            window = arrivals.reserve_window(STREAM_WINDOW_BYTES)
             held.callback(arrivals.release_window, window)
             connection.window.open(self, window)
             self.on_reading_started()
@@ -632,7 +657,7 @@ class _ServerStream(GrpcStream):
         self._ending = self._closing = True
         self._flush()
 
-    def answer(self) -> None:
+    def send_answer_headers(self) -> None:
         if self.connection is not None:
             self.connection.out.send_headers(self, _ANSWER_BLOCK, ends=False)
 
@@ -646,7 +671,7 @@ class _ServerStream(GrpcStream):
                 connection.reset(self, Http2ErrorCode.NO_ERROR)
             self.fail_sending(ConnectionLost("the stream is over"))
 
-    def cut(self, error: MagnetarError) -> None:
+    def reset_with_error(self, error: MagnetarError) -> None:
         _refuse(self, error, begun=self._has_answered)
 
     def on_input_ended(self) -> None:

@@ -2,8 +2,8 @@
 
 **Out.** `send_nowait` serialises the item and queues it. Once in a turn of the loop all queued items, up to
 COALESCE_BYTES, leave as one envelope `{repeated X items = 1}`. The envelope is built by hand (tag, length, item), and
-no item waits for further ones. Long pieces (APART_BYTES) are given to the transport as they are, not joined. Bytes that
-the windows of the other end or the transport do not accept stay queued until they do.
+no item waits for further ones. Long pieces (UNCOPIED_PIECE_BYTES) are given to the transport as they are, not joined.
+Bytes that the windows of the other end or the transport do not accept stay queued until they do.
 **In.** The connection passes each envelope to `on_message`; `receive` parses and returns all items that have arrived.
 The bytes that it returned are credited to the other end's window, so a stream that is not read stores at most
 STREAM_WINDOW. Credit for many bytes (CREDIT_BYTES) leaves a turn of the loop before the items are parsed, so that the
@@ -56,14 +56,14 @@ from ...proto.errors import (
 from ..budget import CallerMemory
 from ..files import Buffer
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream, Endpoint, Pieces
-from ..tcp.http2_frames import Header
+from ..tcp.http2_frames import HeaderField
 from .messages import (
+    ITEM_PREFIXES,
     ITEMS_AT_ONCE,
     LONG_BYTES,
-    PARSED_AT_ONCE,
+    PARSED_BYTES_AT_ONCE,
     PREFIX_BYTES,
-    PREFIXES,
-    SHORT,
+    SHORT_ITEM_BYTES,
     MessageStream,
     find_long_item_fields,
     measure_item_to_parse,
@@ -74,12 +74,12 @@ from .messages import (
 
 PARSED_COPIES = 2
 """Copies of what is received: the envelope, and the items that are parsed from it."""
-APART_BYTES = 16 << 10
+UNCOPIED_PIECE_BYTES = 16 << 10
 """Size of a piece of an item from which on it is not copied into the envelope: shorter ones cost less joined."""
-CREDIT_BYTES = 256 << 10
+URGENT_CREDIT_BYTES = 256 << 10
 """Bytes from which on credit leaves at once: to work on as many takes a millisecond, which the other end would wait for
 its credit."""
-CROWDED_BYTES = 64 << 10
+TIGHT_MEMORY_QUEUE_BYTES = 64 << 10
 """Most bytes that `send` queues while the memory of the process is tight."""
 
 
@@ -139,7 +139,7 @@ class GrpcStream(MessageStream):
         else:
             data = item if isinstance(item, bytes) else item.SerializeToString()
             pieces, size = (data,), len(data)
-        head = PREFIXES[size] if size < SHORT else b"\x0a" + encode_varint(size)
+        head = ITEM_PREFIXES[size] if size < SHORT_ITEM_BYTES else b"\x0a" + encode_varint(size)
         size += len(head)
         self._items.append((size, (head, *pieces)))
         self.queued_bytes += size
@@ -149,7 +149,7 @@ class GrpcStream(MessageStream):
             self._loop.call_soon(self._flush)
 
     async def send(self, item: Message | bytes | Pieces) -> None:
-        limit = STREAM_QUEUE_BYTES if self._answers.held <= self._answers.tight else CROWDED_BYTES
+        limit = STREAM_QUEUE_BYTES if self._answers.held <= self._answers.tight else TIGHT_MEMORY_QUEUE_BYTES
         if self.queued_bytes > limit:
             await self.wait_drained(limit)
         self.send_nowait(item)
@@ -183,7 +183,7 @@ class GrpcStream(MessageStream):
             return
         if not self._has_answered:
             self._has_answered = True
-            self.answer()
+            self.send_answer_headers()
         while self._leaving_bytes or self._items:
             if not self._leaving_bytes:
                 self._leaving_size, self._leaving = self._next_envelope()
@@ -199,7 +199,7 @@ class GrpcStream(MessageStream):
         if self._closing:
             self.on_output_drained()
 
-    def answer(self) -> None:
+    def send_answer_headers(self) -> None:
         """At a server: sends the headers of the answer. Called once, before the first item. A client does not implement
         it."""
         raise NotImplementedError
@@ -219,11 +219,11 @@ class GrpcStream(MessageStream):
         short: list[Buffer] = [prefix(size)]
         for _ in range(count):
             item_bytes, pieces = items.popleft()
-            if item_bytes < APART_BYTES:
+            if item_bytes < UNCOPIED_PIECE_BYTES:
                 short += pieces
                 continue
             for piece in pieces:
-                if len(piece) < APART_BYTES:
+                if len(piece) < UNCOPIED_PIECE_BYTES:
                     short.append(piece)
                     continue
                 if short:
@@ -283,7 +283,7 @@ class GrpcStream(MessageStream):
                         self._arrival = None
                 elif self._requests.held > self._requests.limit:
                     await self._requests.wait_room()
-                elif self._came_cost > CREDIT_BYTES and not credited:
+                elif self._came_cost > URGENT_CREDIT_BYTES and not credited:
                     credited = True  # once: what comes meanwhile is credited when it is taken
                     self._credit()
                     await asyncio.sleep(0)
@@ -321,7 +321,7 @@ class GrpcStream(MessageStream):
         try:
             while offset < end and items < ITEMS_AT_ONCE:
                 after, size = measure_item_to_parse(data, offset, self._copied)
-                if items and parsed + size > PARSED_AT_ONCE:
+                if items and parsed + size > PARSED_BYTES_AT_ONCE:
                     break
                 offset, items, parsed = after, items + 1, parsed + size
         except MagnetarError as error:
@@ -379,9 +379,9 @@ class GrpcStream(MessageStream):
         self._forget_received()
         self._end = error
         self._wake_waiting()
-        self.cut(error)
+        self.reset_with_error(error)
 
-    def cut(self, error: MagnetarError) -> None:
+    def reset_with_error(self, error: MagnetarError) -> None:
         """Resets the stream at the other end if it was opened; a server sends `error` with it. Called by
         `terminate_with_error`."""
         raise NotImplementedError
@@ -513,7 +513,7 @@ def get_grpc_status_name(number: int) -> str:
     return Status(number).name if number in Status._value2member_map_ else f"status {number}"
 
 
-def make_error_trailers(error: BaseException) -> list[Header]:
+def make_error_trailers(error: BaseException) -> list[HeaderField]:
     """Returns the trailers with which the server ends a failed call: the status, its text, and the whole error. An
     error that is not a MagnetarError is logged, because it is a bug, and becomes InternalError."""
     if not isinstance(error, MagnetarError):
@@ -523,7 +523,7 @@ def make_error_trailers(error: BaseException) -> list[Header]:
     return [*make_status_trailers(_status_of(from_wire(message)), message.message), (ERROR_TRAILER, packed)]
 
 
-def make_status_trailers(status: Status, details: str = "") -> list[Header]:
+def make_status_trailers(status: Status, details: str = "") -> list[HeaderField]:
     """Returns the trailers `grpc-status` and, unless `details` is empty, `grpc-message`. Cuts the text to 1,024
     characters."""
     trailers = [(b"grpc-status", b"%d" % status)]

@@ -48,7 +48,7 @@ from ...proto.errors import (
 )
 from ..clock import Clock
 from ..files import Buffer
-from ..network import CLEAR, AnswerListener, Endpoint, KeyPair, PeerClientKeys, PeerReply
+from ..network import NO_PEER_KEYS, AnswerListener, Endpoint, KeyPair, PeerClientKeys, PeerReply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongEnvelopeMagic, encode_envelope
 from .inside import FutureAnswerListener, RequestsInFlight, SendQueue, message_bytes
@@ -103,7 +103,12 @@ class ZmqPeer:
     request. Must be used in one event loop only."""
 
     def __init__(
-        self, context: ZmqContext, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
+        self,
+        context: ZmqContext,
+        clock: Clock,
+        endpoint: Endpoint,
+        identity: bytes,
+        access: PeerClientKeys = NO_PEER_KEYS,
     ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._context = context

@@ -27,18 +27,18 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ...proto.versions import PEER_ENVELOPE, newer_format_text
+from ...proto.versions import PEER_ENVELOPE, describe_newer_format
 from ..files import Buffer
 from ..network import MESSAGE_BYTES_MAX
 
-MAGIC = b"MGTP"
-VERSION = PEER_ENVELOPE.version
+ENVELOPE_MAGIC = b"MGTP"
+ENVELOPE_VERSION = PEER_ENVELOPE.version
 IDENTITY_BYTES = 16
 
-INLINE_BYTES = 4096
+INLINE_FRAME_BYTES_MAX = 4096
 """Frames up to this travel inside the header: copying 4 KiB costs less than a ZeroMQ part (about 2 µs each side)."""
 
-FRAMES_MAX = 65536
+FRAMES_PER_ITEM_MAX = 65536
 """Frames of one item. More are malformed: they would not fit the largest message with any content."""
 
 MULTIPART_BYTES_MAX = 2 * MESSAGE_BYTES_MAX
@@ -101,7 +101,7 @@ def encode_envelope(
 ) -> list[Buffer]:
     """Returns the parts of a ZeroMQ multipart message: the header, and then the large frames, which are not copied.
     Each of `items` is (id, head, frames)."""
-    header: list[Buffer] = [_HEADER.pack(MAGIC, VERSION, kind, identity, len(items))]
+    header: list[Buffer] = [_HEADER.pack(ENVELOPE_MAGIC, ENVELOPE_VERSION, kind, identity, len(items))]
     parts: list[Buffer] = [b""]
     for id_, head, frames in items:
         count = len(frames)
@@ -110,7 +110,7 @@ def encode_envelope(
             header.append(_sizes(count).pack(*map(len, frames)))
         header.append(head)
         for frame in frames:
-            (header if len(frame) <= INLINE_BYTES else parts).append(frame)
+            (header if len(frame) <= INLINE_FRAME_BYTES_MAX else parts).append(frame)
     parts[0] = b"".join(header)
     return parts
 
@@ -125,10 +125,10 @@ def decode_envelope(header: Buffer) -> Envelope:
     """Decodes the header of an envelope. The large frames are not part of the result (`Envelope.parts`). Raises
     WrongEnvelopeMagic if the bytes belong to another protocol or version, MalformedEnvelope if they are not a valid
     header."""
-    if len(header) < 5 or bytes(header[:4]) != MAGIC:
+    if len(header) < 5 or bytes(header[:4]) != ENVELOPE_MAGIC:
         raise WrongEnvelopeMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
-    if header[4] != VERSION:
-        raise WrongEnvelopeMagic(newer_format_text(PEER_ENVELOPE, header[4], "a peer"))
+    if header[4] != ENVELOPE_VERSION:
+        raise WrongEnvelopeMagic(describe_newer_format(PEER_ENVELOPE, header[4], "a peer"))
     try:
         return _decode(header)
     except struct.error as error:
@@ -145,14 +145,14 @@ def _decode(header: Buffer) -> Envelope:
     for _ in range(count):
         id_, head_bytes, frames = _ITEM.unpack_from(header, at)
         at += _ITEM.size
-        if frames > FRAMES_MAX:
+        if frames > FRAMES_PER_ITEM_MAX:
             raise MalformedEnvelope(f"an item with {frames} frames")
         sizes = _sizes(frames).unpack_from(header, at) if frames else ()
         at += 4 * frames
         item = EnvelopeItem(id_, bytes(header[at : at + head_bytes]), [])
         at += head_bytes
         for index, size in enumerate(sizes):
-            if size > INLINE_BYTES:
+            if size > INLINE_FRAME_BYTES_MAX:
                 item.frames.append(None)
                 envelope.parts.append((item, index, size))
             else:

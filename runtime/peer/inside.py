@@ -33,14 +33,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut
-from ..access import LOCAL, Principal
+from ..access import LOCAL_PRINCIPAL, Principal
 from ..alarm import AlarmTimer
 from ..clock import Clock
 from ..files import Buffer
 from ..network import (
-    CLEAR,
     COALESCE_BYTES,
-    SLOW_S,
+    NO_PEER_KEYS,
+    SLOWED_RECEIVE_S,
     AnswerListener,
     Endpoint,
     Network,
@@ -51,7 +51,7 @@ from ..network import (
     PeerService,
     RunningPeerServer,
 )
-from .sockets import TURN_BYTES
+from .sockets import BYTES_PER_TURN
 
 
 class FutureAnswerListener:
@@ -151,16 +151,16 @@ class RequestsInFlight:
 QUEUE_BYTES_MAX = 64 << 20
 """Bound of the queue of one connection: a second of 512 Mbit/s; more would only be late."""
 
-ITEM_BYTES = 64
+ITEM_OVERHEAD_BYTES = 64
 """Cost of an item besides its content, so that the bound also holds for empty ones."""
 
-Queued = tuple[int, bytes, Sequence[Buffer]]
+QueuedItem = tuple[int, bytes, Sequence[Buffer]]
 """(id, head, frames) of a request or a reply."""
 
 
 def message_bytes(head: bytes, frames: Sequence[Buffer]) -> int:
     """Returns how many bytes a request or a reply counts in a queue: its content and ITEM_BYTES."""
-    size = ITEM_BYTES + len(head)
+    size = ITEM_OVERHEAD_BYTES + len(head)
     for frame in frames:
         size += len(frame)
     return size
@@ -172,10 +172,10 @@ class SendQueue:
     __slots__ = ("bytes", "items")
 
     def __init__(self) -> None:
-        self.items: deque[tuple[int, Queued]] = deque()
+        self.items: deque[tuple[int, QueuedItem]] = deque()
         self.bytes = 0
 
-    def add(self, size: int, item: Queued) -> None:
+    def add(self, size: int, item: QueuedItem) -> None:
         """Adds a message, which counts `size` bytes (`message_bytes`). The caller must have asked `is_full_for`."""
         self.items.append((size, item))
         self.bytes += size
@@ -186,11 +186,11 @@ class SendQueue:
         """
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
-    def peek_next_batch(self) -> tuple[int, list[Queued]]:
+    def peek_next_batch(self) -> tuple[int, list[QueuedItem]]:
         """Returns (bytes, items) for the next multipart message: items of at most COALESCE_BYTES together, or one
         larger item. The items stay in the queue until `remove_sent` is called."""
         size = 0
-        batch: list[Queued] = []
+        batch: list[QueuedItem] = []
         for item_bytes, item in self.items:
             if batch and size + item_bytes > COALESCE_BYTES:
                 break
@@ -222,7 +222,7 @@ class InProcessRequest:
     __slots__ = ("connection", "frames", "head", "id", "size")
 
     is_local = True
-    principal: Principal | None = LOCAL
+    principal: Principal | None = LOCAL_PRINCIPAL
     connection: InProcessPeer
     frames: Sequence[Buffer]
     head: bytes
@@ -258,13 +258,15 @@ class InProcessServer:
             self._arm()
 
     def _arm(self) -> None:
-        self._next = self._loop.call_later(SLOW_S, self._turn) if self._slow else self._loop.call_soon(self._turn)
+        self._next = (
+            self._loop.call_later(SLOWED_RECEIVE_S, self._turn) if self._slow else self._loop.call_soon(self._turn)
+        )
 
     def _turn(self) -> None:
         self._next = None
         came: list[InProcessRequest] = []
         size = 0
-        while self._turns and size < TURN_BYTES:
+        while self._turns and size < BYTES_PER_TURN:
             peer = next(iter(self._turns))
             del self._turns[peer]
             size += peer.move_queued_requests(came)
@@ -276,7 +278,7 @@ class InProcessServer:
             self._arm()
         self._service(came)
 
-    def slow_down(self, slow: bool) -> None:
+    def receive_slowly(self, slow: bool) -> None:
         """With `slow`, receives a batch from one peer every SLOW_S; without, receives normally again."""
         self._slow = slow
         if self._next is not None:
@@ -339,7 +341,7 @@ class InProcessPeer:
         server = self._servers.get(self._endpoint)
         if server is None or server.identity != self._identity:
             return self._outside.send_request(asker, head, frames, timeout_s=timeout_s)
-        queue, size = self._queue, ITEM_BYTES + len(head)
+        queue, size = self._queue, ITEM_OVERHEAD_BYTES + len(head)
         for frame in frames:
             size += len(frame)
         if self._closed:
@@ -407,9 +409,9 @@ class RunningInProcessServer:
         self.endpoint, self.key = outside.endpoint, outside.key
         servers[self.endpoint] = server
 
-    def slow_down(self, slow: bool) -> None:
-        self._server.slow_down(slow)
-        self._outside.slow_down(slow)
+    def receive_slowly(self, slow: bool) -> None:
+        self._server.receive_slowly(slow)
+        self._outside.receive_slowly(slow)
 
     async def close(self, grace_s: float = 0.0) -> None:
         if self._server.open:
@@ -441,7 +443,7 @@ class InProcessNetwork:
             else serving
         )
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = NO_PEER_KEYS) -> Peer:
         outside = self._outside.connect_peer(endpoint, identity, access)
         if access.own is not None:
             return outside

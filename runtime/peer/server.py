@@ -26,13 +26,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ...proto.errors import Busy
-from ..access import LOCAL, Principal
-from ..descriptors import PROCESS
+from ..access import LOCAL_PRINCIPAL, Principal
+from ..descriptors import PROCESS_DESCRIPTORS
 from ..files import Buffer
-from ..network import SLOW_S, Endpoint, PeerServerKeys, PeerService
+from ..network import SLOWED_RECEIVE_S, Endpoint, PeerServerKeys, PeerService
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode_envelope, encode_refusal_envelope
 from .inside import SendQueue, message_bytes
-from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, WatchedZmqSocket, ZmqContext, format_zmq_address
+from .sockets import BYTES_PER_TURN, MULTIPARTS_PER_TURN, WatchedZmqSocket, ZmqContext, format_zmq_address
 
 if TYPE_CHECKING:
     import zmq
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.peers")
 _EVENT = struct.Struct("=Hi")
-TOLD_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 
 
 class AcceptedConnections:
@@ -67,7 +67,7 @@ class AcceptedConnections:
         self._port = port
         self._loop = asyncio.get_running_loop()
         self._open: set[int] = set()  # descriptors
-        self._told = -TOLD_EVERY_S
+        self._told = -LOG_EVERY_S
         self._socket = socket
         self._monitor = socket.get_monitor_socket(_events(zmq))
         self._fd = int(self._monitor.getsockopt(zmq.FD))
@@ -95,19 +95,21 @@ class AcceptedConnections:
                 self.is_listening = False
             elif fd in self._open:
                 self._open.remove(fd)
-                PROCESS.release_connection()
+                PROCESS_DESCRIPTORS.release_connection()
 
     def _came(self, fd: int) -> None:
         if fd in self._open:
             return
-        if PROCESS.reserve_connection():
+        if PROCESS_DESCRIPTORS.reserve_connection():
             self._open.add(fd)
             return
         self.cut += 1
         _shut(fd, self._port)
-        if self._loop.time() - self._told >= TOLD_EVERY_S:
+        if self._loop.time() - self._told >= LOG_EVERY_S:
             self._told = self._loop.time()
-            _LOG.warning("%d peers were refused: all %d connections are open", self.cut, PROCESS.connections_max)
+            _LOG.warning(
+                "%d peers were refused: all %d connections are open", self.cut, PROCESS_DESCRIPTORS.connections_max
+            )
 
     def close(self) -> None:
         """Stops counting, and releases the places of the open connections."""
@@ -115,7 +117,7 @@ class AcceptedConnections:
         self._socket.disable_monitor()
         self._monitor.close(0)
         for _ in self._open:
-            PROCESS.release_connection()
+            PROCESS_DESCRIPTORS.release_connection()
         self._open.clear()
 
 
@@ -146,9 +148,9 @@ _RETRY_S = 0.002
 
 ANSWERS_BYTES_MAX = 256 << 20
 """Bound of all queues together; above it a connection with more than LAGGARD_BYTES in its queue gets no more."""
-LAGGARD_BYTES = 4 << 20
+LAGGARD_QUEUE_BYTES = 4 << 20
 
-RECEIVED_MAX = 16
+RECEIVED_MULTIPARTS_MAX = 16
 """Multiparts of about 1 MiB of one connection that wait in this process, besides those in the kernel."""
 
 
@@ -225,7 +227,7 @@ class ZmqPeerServer:
     def find_principal(self, came: zmq.Frame) -> Principal | None:
         """Returns the principal of the sender of a message, by the key of its connection; LOCAL without keys; None if
         the sender is no longer a member of the cluster. `came`: a frame of the message."""
-        return LOCAL if self._access is None else self._access.gate.find_principal(str(came.get("User-Id")))
+        return LOCAL_PRINCIPAL if self._access is None else self._access.gate.find_principal(str(came.get("User-Id")))
 
     def statistics(self) -> dict[str, int]:
         """Returns the counters of the server by name."""
@@ -265,8 +267,8 @@ class ZmqPeerServer:
                 break
             await asyncio.sleep(0.001)
 
-    def slow_down(self, slow: bool) -> None:
-        """Receives requests slowly, or normally again; see `RunningPeerServer.slow_down`."""
+    def receive_slowly(self, slow: bool) -> None:
+        """Receives requests slowly, or normally again; see `RunningPeerServer.receive_slowly`."""
         self._slow = slow
         if not slow:
             self._wire.wake()
@@ -278,7 +280,7 @@ class ZmqPeerServer:
             self.requests += len(came)
             self._service(came)
         if self._slow:
-            self._wire.pause(SLOW_S)
+            self._wire.pause(SLOWED_RECEIVE_S)
             return False
         return more
 
@@ -310,7 +312,7 @@ class ZmqPeerServer:
                 for item in envelope.items:
                     came.append(ZmqRequest(self, route, item.id, item.head, item.frames, first))  # type: ignore[arg-type] # noqa: PERF401
                 size += envelope.size
-            if size >= TURN_BYTES:
+            if size >= BYTES_PER_TURN:
                 return True
         return True
 
@@ -323,7 +325,7 @@ class ZmqPeerServer:
         if outbox is None:
             outbox = self._outboxes[route] = SendQueue()
         size = message_bytes(head, frames)
-        crowded = self._queued + size > ANSWERS_BYTES_MAX and outbox.bytes > LAGGARD_BYTES
+        crowded = self._queued + size > ANSWERS_BYTES_MAX and outbox.bytes > LAGGARD_QUEUE_BYTES
         if outbox.is_full_for(size) or crowded:
             self.answers_dropped += 1
             return
@@ -391,7 +393,7 @@ async def serve(
 
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
+        socket.setsockopt(zmq.RCVHWM, RECEIVED_MULTIPARTS_MAX)
         socket.bind(format_zmq_address(await _resolved(endpoint)))
         bound_to = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
     except (OSError, zmq.ZMQError) as error:

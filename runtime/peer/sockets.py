@@ -23,19 +23,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...proto.errors import InvalidConfiguration, MagnetarError
-from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess
+from ..access import NO_CREDENTIALS, OPEN_ACCESS, CallerAccess, ListenerAccess
 from ..files import Buffer
 from ..network import (
-    CLEAR,
     MESSAGE_BYTES_MAX,
-    NO_KEY,
+    NO_PEER_KEYS,
+    NO_PUBLIC_KEY,
     Channel,
     Endpoint,
     KeyPair,
     Network,
     Peer,
+    PeerAdmission,
     PeerClientKeys,
-    PeerGate,
     PeerServerKeys,
     PeerService,
     RunningPeerServer,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ADMISSIONS_MAX = 64
+ADMISSIONS_AT_ONCE_MAX = 64
 """Questions that wait for their gate at a time; further ones are told to come again."""
 
 _LOG = logging.getLogger("magnetar.peers")
@@ -78,14 +78,14 @@ class ZapHandler:
 
         self.socket = socket
         self._zmq = zmq
-        self._gates: dict[str, PeerGate] = {}
+        self._gates: dict[str, PeerAdmission] = {}
         self._number = 0
         self._tasks = Tasks()
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
 
-    def add(self, gate: PeerGate) -> str:
+    def add(self, gate: PeerAdmission) -> str:
         """Adds the gate of a server. Returns the ZAP domain, a name that identifies this server in authentication
         requests."""
         self._number += 1
@@ -120,12 +120,12 @@ class ZapHandler:
         gate = self._gates.get(question[4].decode("latin-1"))
         if gate is None:
             self._answer(question, b"400", b"this server has ended")
-        elif len(self._tasks) >= ADMISSIONS_MAX:
+        elif len(self._tasks) >= ADMISSIONS_AT_ONCE_MAX:
             self._answer(question, b"300", b"too many at once")
         else:
             self._tasks.spawn(self._decide(question, gate), "peer-admission")
 
-    async def _decide(self, question: list[bytes], gate: PeerGate) -> None:
+    async def _decide(self, question: list[bytes], gate: PeerAdmission) -> None:
         key = question[8].hex()
         try:
             admitted = await gate.admit(key)
@@ -158,7 +158,7 @@ MULTIPARTS_QUEUED_MAX = 64
 MULTIPARTS_PER_TURN = 32
 """Multiparts that a socket receives before the loop's other work runs."""
 
-TURN_BYTES = 4 << 20
+BYTES_PER_TURN = 4 << 20
 """Bytes, about, that a server passes to its service at once; the service then decides whether it takes more."""
 
 MALFORMED_AT_ONCE = 100
@@ -258,7 +258,7 @@ class ZmqContext:
         server must have. With "" it accepts no server. Must be called before the socket connects."""
         import zmq
 
-        socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server or NO_KEY))
+        socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server or NO_PUBLIC_KEY))
         socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(own.public))
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
@@ -473,20 +473,20 @@ class MemberNetwork:
         return MemberNetwork(self._inner, self._listener, self._caller, peers)
 
     async def serve(
-        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN_ACCESS
     ) -> RunningServer:
         if access.guard is None and access.tls is None:
             access = replace(self._listener, limits=access.limits, memory=access.memory)
         return await self._inner.serve(endpoint, services, access)
 
-    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
-        return self._inner.connect(endpoint, self._caller if access is NOTHING else access)
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NO_CREDENTIALS) -> Channel:
+        return self._inner.connect(endpoint, self._caller if access is NO_CREDENTIALS else access)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> RunningPeerServer:
         return await self._inner.serve_peers(endpoint, identity, service, access or self._peers)
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = NO_PEER_KEYS) -> Peer:
         own = access.own if self._peers is None else self._peers.own
         return self._inner.connect_peer(endpoint, identity, replace(access, own=own))

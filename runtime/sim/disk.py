@@ -38,8 +38,8 @@ from ..files import DIRECT_ALIGNMENT, Buffer
 # The content of a simulated file: sparse pages, so that a zero-filled gigabyte costs nothing.
 
 
-PAGE_BYTES = 4096
-_ZEROS = bytes(PAGE_BYTES)
+FILE_PAGE_BYTES = 4096
+_ZEROS = bytes(FILE_PAGE_BYTES)
 
 
 class SimPages:
@@ -56,7 +56,7 @@ class SimPages:
         """Returns an independent copy of the content."""
         return SimPages(self.size, dict(self._pages))
 
-    def numbered(self) -> ItemsView[int, bytes]:
+    def numbered_pages(self) -> ItemsView[int, bytes]:
         """Returns (page number from 0, content) of each stored page. A page of zeros is not stored."""
         return self._pages.items()
 
@@ -65,22 +65,22 @@ class SimPages:
         end = min(offset + size, self.size)
         if end <= offset:
             return b""
-        first, last = offset // PAGE_BYTES, (end - 1) // PAGE_BYTES
+        first, last = offset // FILE_PAGE_BYTES, (end - 1) // FILE_PAGE_BYTES
         if first == last:
-            start = offset - first * PAGE_BYTES
+            start = offset - first * FILE_PAGE_BYTES
             return self._pages.get(first, _ZEROS)[start : start + end - offset]
         joined = b"".join([self._pages.get(number, _ZEROS) for number in range(first, last + 1)])
-        start = offset - first * PAGE_BYTES
+        start = offset - first * FILE_PAGE_BYTES
         return joined[start : start + end - offset]
 
     def write(self, data: bytes, offset: int) -> None:
         """Writes `data` at `offset`, and extends the file if needed, with zeros before `offset`."""
         position = 0
         while position < len(data):
-            number, start = divmod(offset + position, PAGE_BYTES)
-            chunk = data[position : position + PAGE_BYTES - start]
+            number, start = divmod(offset + position, FILE_PAGE_BYTES)
+            chunk = data[position : position + FILE_PAGE_BYTES - start]
             position += len(chunk)
-            if len(chunk) < PAGE_BYTES:
+            if len(chunk) < FILE_PAGE_BYTES:
                 page = self._pages.get(number, _ZEROS)
                 chunk = page[:start] + chunk + page[start + len(chunk) :]
             if chunk == _ZEROS:
@@ -92,11 +92,11 @@ class SimPages:
     def resize(self, size: int) -> None:
         """Truncates the file, or extends it with zeros."""
         if size < self.size:
-            number, start = divmod(size, PAGE_BYTES)
+            number, start = divmod(size, FILE_PAGE_BYTES)
             for page in [page for page in self._pages if page > number or (page == number and start == 0)]:
                 del self._pages[page]
             if start and number in self._pages:
-                kept = self._pages[number][:start] + bytes(PAGE_BYTES - start)
+                kept = self._pages[number][:start] + bytes(FILE_PAGE_BYTES - start)
                 self._pages[number] = kept
         self.size = size
 
@@ -105,7 +105,7 @@ class SimPages:
 
 
 SECTOR_BYTES = 512
-ENTRY_BYTES = 4096
+EMPTY_INODE_BYTES = 4096
 """The size on the disk of an empty file or directory."""
 
 
@@ -241,12 +241,12 @@ class SimDirectory:
     __slots__ = ("durable", "now", "volatile")
 
     def __init__(self) -> None:
-        self.now: dict[str, Node] = {}
-        self.durable: dict[str, Node] = {}
+        self.now: dict[str, SimNode] = {}
+        self.durable: dict[str, SimNode] = {}
         self.volatile: list[NameChange] = []
 
 
-Node = SimInode | SimDirectory
+SimNode = SimInode | SimDirectory
 
 
 @dataclass(eq=False, slots=True)
@@ -254,8 +254,8 @@ class NameChange:
     """One atomic change of names in directories: deletes the names in `removed`, and creates the names in `added`. A
     rename removes one name and adds one. `done`: it is durable, or it was lost at a power loss."""
 
-    removed: list[tuple[SimDirectory, str, Node]]
-    added: list[tuple[SimDirectory, str, Node]]
+    removed: list[tuple[SimDirectory, str, SimNode]]
+    added: list[tuple[SimDirectory, str, SimNode]]
     done: bool = False
 
     def directories(self) -> list[SimDirectory]:
@@ -365,9 +365,9 @@ class SimDisk:
 
     def take_snapshot(self) -> SimDirectory:
         """Returns a copy of the durable files and directories. `restore_snapshot` can put it back."""
-        copied: dict[int, Node] = {}
+        copied: dict[int, SimNode] = {}
 
-        def copy(node: Node) -> Node:
+        def copy(node: SimNode) -> SimNode:
             if id(node) in copied:
                 return copied[id(node)]
             if isinstance(node, SimInode):
@@ -401,14 +401,14 @@ class SimDisk:
 
     def find_inode(self, path: str) -> SimInode:
         """Returns the file at this path. Raises FileNotFoundError if there is none, or if it is a directory."""
-        node = self.find(path)
+        node = self.find_node(path)
         if not isinstance(node, SimInode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return node
 
-    def find(self, path: str) -> Node | None:
+    def find_node(self, path: str) -> SimNode | None:
         """Returns the file or directory at this path; None if there is none."""
-        node: Node = self.root
+        node: SimNode = self.root
         for part in split_path(path):
             found = node.now.get(part) if isinstance(node, SimDirectory) else None
             if found is None:
@@ -421,7 +421,7 @@ class SimDisk:
         total = 0
         for directory, _ in self._walk(self.root, "/"):
             for node in directory.now.values():
-                total += ENTRY_BYTES + (node.now.size if isinstance(node, SimInode) else 0)
+                total += EMPTY_INODE_BYTES + (node.now.size if isinstance(node, SimInode) else 0)
         return total
 
     def _walk(self, directory: SimDirectory, where: str) -> list[tuple[SimDirectory, str]]:
@@ -622,7 +622,7 @@ class SimFiles:
         self.check()
         if direct and not self.disk.takes_direct:
             _fail(errno.EINVAL, path)
-        node = self.disk.find(path)
+        node = self.disk.find_node(path)
         if isinstance(node, SimDirectory):
             _fail(errno.EISDIR, path)
         if node is None and not create:
@@ -640,7 +640,7 @@ class SimFiles:
 
     def exists(self, path: str) -> bool:
         self.check()
-        return self.disk.find(path) is not None
+        return self.disk.find_node(path) is not None
 
     def list_directory(self, path: str) -> list[str]:
         self.disk.raise_injected_fault("list", path)
@@ -654,7 +654,7 @@ class SimFiles:
             if isinstance(child, SimInode):
                 _fail(errno.ENOTDIR, path)
             if child is None:
-                self.disk.record_operation("mkdir", os.path.join(where, part), more_bytes=ENTRY_BYTES)
+                self.disk.record_operation("mkdir", os.path.join(where, part), more_bytes=EMPTY_INODE_BYTES)
                 child = SimDirectory()
                 NameChange([], [(directory, part, child)]).apply_now()
                 self.sync_directory(where)
@@ -696,7 +696,7 @@ class SimFiles:
 
     def lock(self, path: str) -> SimFile:
         self.check()
-        node = self.disk.find(path)
+        node = self.disk.find_node(path)
         if isinstance(node, SimDirectory):
             _fail(errno.EISDIR, path)
         if node is None:
@@ -714,14 +714,14 @@ class SimFiles:
     def _create(self, kind: str, path: str) -> SimInode:
         parent, name = self._parent(path)
         number = self.disk.operations + 1
-        self.disk.record_operation(kind, path, inode=number, more_bytes=ENTRY_BYTES)
+        self.disk.record_operation(kind, path, inode=number, more_bytes=EMPTY_INODE_BYTES)
         node = SimInode(number)
         NameChange([], [(parent, name, node)]).apply_now()
         return node
 
     def _directory(self, path: str) -> SimDirectory:
         self.check()
-        node = self.disk.find(path)
+        node = self.disk.find_node(path)
         if node is None:
             _fail(errno.ENOENT, path)
         if not isinstance(node, SimDirectory):
@@ -732,7 +732,7 @@ class SimFiles:
         parts = split_path(path)
         if not parts:
             _fail(errno.EISDIR, path)
-        node = self.disk.find("/".join(parts[:-1]))
+        node = self.disk.find_node("/".join(parts[:-1]))
         if not isinstance(node, SimDirectory):
             _fail(errno.ENOENT if node is None else errno.ENOTDIR, path)
         return node, parts[-1]

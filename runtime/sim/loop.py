@@ -6,10 +6,10 @@ there is no timer either, the simulation can never go on: `Deadlock`, with the t
 `origin_s`, between 0 and years, as on a host that has been up for so long. Code that waits with asyncio (`sleep`,
 `timeout`, `call_later`, futures, queues) runs here unchanged and takes no time.
 
-*The process of a step.* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and `PROCESS`
-names the simulated process. The steps of a dead process are dropped: neither its code nor its `finally` blocks run
-again, as after `kill -9`. Its coroutines are closed after the run, when they can change nothing. The steps of a paused
-process (SIGSTOP) are kept, and run when it continues: by then its timers are late.
+*The process of a step.* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and
+`CURRENT_PROCESS` names the simulated process. The steps of a dead process are dropped: neither its code nor its
+`finally` blocks run again, as after `kill -9`. Its coroutines are closed after the run, when they can change nothing.
+The steps of a paused process (SIGSTOP) are kept, and run when it continues: by then its timers are late.
 
 *Determinism.* asyncio keeps tasks and futures in sets and waits on sets of them, and a set's order follows hashes, by
 default addresses. Tasks and futures made by this loop hash by a serial number instead. What would need a thread
@@ -63,7 +63,7 @@ class SimTrace:
         self._waiting: list[str] = []
         self._frozen = False
 
-    def freeze(self) -> None:
+    def end_trace(self) -> None:
         """Ends the trace. Lines that are added later are ignored: they come from the cleaning up after the run."""
         self._frozen = True
 
@@ -119,7 +119,7 @@ class SimTrace:
 T = TypeVar("T")
 
 
-PROCESS: ContextVar[SimProcess | None] = ContextVar("magnetar_process", default=None)
+CURRENT_PROCESS: ContextVar[SimProcess | None] = ContextVar("magnetar_process", default=None)
 
 CLOCK_RESOLUTION_S = 1e-9
 """Least resolution of the clock. It is two steps of its floating point number where that is more, after years: a due
@@ -306,7 +306,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Counts and hashes one step. Returns False if its process is dead (then the step is dropped) or paused (then
         the step is kept until it continues).
         """
-        process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+        process = handle._context.get(CURRENT_PROCESS)  # type: ignore[attr-defined]
         if process is not None:
             if not process.alive:
                 return False
@@ -390,7 +390,7 @@ def _make_task(
 ) -> asyncio.Task[T]:
     loop._task_serial += 1
     name = f"{_name_of(coroutine)}#{loop._task_serial}"
-    process = PROCESS.get() if context is None else context.get(PROCESS)
+    process = CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)
     if process is not None and isinstance(coroutine, Coroutine):
         coroutine = _Interruptible(coroutine)
     task: SimTask[T] = SimTask(coroutine, loop=loop, name=name, context=context)

@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING
 
 from ...proto import errors
 from ...proto.errors import MagnetarError
-from ..access import LOCAL, Principal
+from ..access import LOCAL_PRINCIPAL, Principal
 from ..files import Buffer
 from ..network import (
-    CLEAR,
     COALESCE_BYTES,
-    SLOW_S,
+    NO_PEER_KEYS,
+    SLOWED_RECEIVE_S,
     AnswerListener,
     Endpoint,
     KeyPair,
@@ -44,7 +44,7 @@ from ..network import (
     PeerReply,
     PeerServerKeys,
     PeerService,
-    send_and_notify,
+    notify_asker_of_answer,
 )
 from ..peer.envelope import (
     IDENTITY_BYTES,
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
 
 HELLO, WELCOME, REFUSED = b"HELLO", b"WELCOME", b"REFUSED"
 
-WANTED = b"asks for keys: give --security, as the other processes of its cluster"
-SPOKE_CLEAR = b"speaks in clear, without keys, as the other processes of its cluster"
-UNKNOWN = b"does not know this process' key: it is no member of that cluster, or is no more"
+KEYS_WANTED_REFUSAL = b"asks for keys: give --security, as the other processes of its cluster"
+NO_KEYS_REFUSAL = b"speaks in clear, without keys, as the other processes of its cluster"
+UNKNOWN_KEY_REFUSAL = b"does not know this process' key: it is no member of that cluster, or is no more"
 
 
 def new_keys(rng: random.Random) -> KeyPair:
@@ -89,7 +89,7 @@ async def answer_hello(parts: list[bytes], access: PeerServerKeys | None) -> tup
     is WELCOME, else "". `access` None: the server has no keys. An empty answer means that the server breaks the
     connection off."""
     if access is None:
-        return [REFUSED, SPOKE_CLEAR], ""
+        return [REFUSED, NO_KEYS_REFUSAL], ""
     public, secret, server = parts[1].decode(), parts[2], parts[3].decode()
     if server != access.own.public:
         return [], ""
@@ -97,7 +97,7 @@ async def answer_hello(parts: list[bytes], access: PeerServerKeys | None) -> tup
         admitted = public == _public(secret) and await access.gate.admit(public)
     except MagnetarError:
         return [], ""
-    return ([WELCOME], public) if admitted else ([REFUSED, UNKNOWN], "")
+    return ([WELCOME], public) if admitted else ([REFUSED, UNKNOWN_KEY_REFUSAL], "")
 
 
 RECONNECT_S = 0.05
@@ -111,7 +111,7 @@ class SimPeer:
 
     def __init__(
         self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint, identity: bytes,
-        access: PeerClientKeys = CLEAR
+        access: PeerClientKeys = NO_PEER_KEYS
     ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._wires = wires
@@ -158,7 +158,7 @@ class SimPeer:
     def send_request(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> errors.MagnetarError | None:
-        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(send_and_notify, asker))
+        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(notify_asker_of_answer, asker))
         return None
 
     async def close(self) -> None:
@@ -398,7 +398,7 @@ class SimPeerServer:
         for connection in self._connections:
             connection.end.close()
 
-    def slow_down(self, slow: bool) -> None:
+    def receive_slowly(self, slow: bool) -> None:
         self._slow = slow
         if self._tick is not None:
             self._tick.cancel()
@@ -417,7 +417,9 @@ class SimPeerServer:
     def _arm(self) -> None:
         if self._tick is None and self._came:
             loop = asyncio.get_running_loop()
-            self._tick = loop.call_later(SLOW_S if self._slow else 0, self._take_one, context=self.owner.context)
+            self._tick = loop.call_later(
+                SLOWED_RECEIVE_S if self._slow else 0, self._take_one, context=self.owner.context
+            )
 
     def _take_one(self) -> None:
         self._tick = None
@@ -463,7 +465,7 @@ class _Connection:
 
     def principal(self) -> Principal | None:
         access = self._server.access
-        return LOCAL if access is None else access.gate.find_principal(self._key)
+        return LOCAL_PRINCIPAL if access is None else access.gate.find_principal(self._key)
 
     async def _greet(self, parts: list[bytes]) -> None:
         welcome, self._key = await answer_hello(parts, self._server.access)
@@ -479,7 +481,7 @@ class _Connection:
             self._server.greetings.spawn(self._greet(parts), "sim-peer-greeting")
             return
         if self._server.access is not None and not self._key:
-            self.end.send([REFUSED, WANTED], "refused")
+            self.end.send([REFUSED, KEYS_WANTED_REFUSAL], "refused")
             return
         envelope = decode_envelope_parts(parts)
         if self.principal() is None:

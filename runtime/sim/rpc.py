@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .world import SimProcess
 
 
-WINDOW_BYTES = 4 << 20
+UNRECEIVED_BYTES_MAX = 4 << 20
 """Bytes in transit or unread in one direction of a stream (HTTP/2's window)."""
 
 CLOSE_TIMEOUT_S = 10.0
@@ -170,7 +170,7 @@ class SimStream:
     def flush(self) -> None:
         """Sends queued items as far as the window allows; then half-closes the stream if it is closing."""
         self._flushing = False
-        while self._out and self._on_the_way < WINDOW_BYTES and not self.is_broken:
+        while self._out and self._on_the_way < UNRECEIVED_BYTES_MAX and not self.is_broken:
             self._send_envelope()
         if self._half_closed and not self._out and not self._half_sent and not self.is_broken:
             assert self._end is not None

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...proto import errors
 from ...proto.errors import ConnectionLost, MagnetarError
 from ..access import Caller, Guard
-from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, MustWakeReader, ProvideBuffer
 from ..tasks import Tasks
 from .loop import SimTrace, VirtualLoop
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 DIAL_TIMEOUT_S = 20.0
 """Seconds after which a connection attempt into a partition ends (as runtime/grpc/client.py)."""
 
-PING_S = 0.0005
+PING_DELAY_S = 0.0005
 """Seconds of a ping, each way."""
 
 FIRST_PORT = 20000
@@ -260,7 +260,7 @@ class SimConnections:
     def ping_peer(self, end: ConnectionEnd, answer: asyncio.Future[None]) -> None:
         """Sets the result of the future `answer` after one round trip of the connection; never, if the connection is
         broken. Services do not see the ping, and no random number is drawn."""
-        self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
+        self._loop.call_later(PING_DELAY_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
     def _pinged(self, end: ConnectionEnd, at: ConnectionEnd, answer: asyncio.Future[None]) -> None:
         if not at.open or not at.owner.alive or at.receive is _ignore or answer.done():
@@ -270,7 +270,7 @@ class SimConnections:
         elif at is end:
             answer.set_result(None)
         else:
-            self._loop.call_later(PING_S, self._pinged, end, end, answer, context=end.owner.context)
+            self._loop.call_later(PING_DELAY_S, self._pinged, end, end, answer, context=end.owner.context)
 
     # ------------------------------------------------------------------ messages
     def _send(self, end: ConnectionEnd, message: Any, what: str, droppable: bool) -> None:
@@ -368,11 +368,11 @@ def _nothing() -> None:
     return
 
 
-WINDOW_BYTES = 1 << 20
+UNREAD_BYTES_MAX = 1 << 20
 """Bytes in transit or unread in one direction."""
-CLOSE_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 """Seconds that a close may take, as in runtime/tcp/listening.py."""
-PIECE_BYTES = 1000
+DELIVERED_PIECE_BYTES = 1000
 """Bytes of one arrival: about a packet, so that a protocol meets torn frames."""
 
 _LOG = logging.getLogger("magnetar.bytes")
@@ -411,7 +411,7 @@ class SimByteStream:
     def limit_queue(self, bytes_max: int) -> None:
         self._queue_max = bytes_max
 
-    async def read_into(self, room: Room, enough: Enough | None = None) -> int:
+    async def read_into(self, room: ProvideBuffer, enough: MustWakeReader | None = None) -> int:
         while True:
             while not self._in:
                 if self._lost and self._end.is_ended:
@@ -442,7 +442,7 @@ class SimByteStream:
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while self._out and not self._lost:
                     await self._wait_change()
         self._closed = True
@@ -451,9 +451,9 @@ class SimByteStream:
 
     # ------------------------------------------------------------------ the cable
     def _flush(self) -> None:
-        while self._out and self._on_the_way < WINDOW_BYTES:
-            piece = bytes(self._out[:PIECE_BYTES])
-            del self._out[:PIECE_BYTES]
+        while self._out and self._on_the_way < UNREAD_BYTES_MAX:
+            piece = bytes(self._out[:DELIVERED_PIECE_BYTES])
+            del self._out[:DELIVERED_PIECE_BYTES]
             self._on_the_way += len(piece)
             self._end.send(("bytes", piece), f"bytes {len(piece)} B")
 

@@ -33,12 +33,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ...proto.errors import MagnetarError
-from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
+from ..access import NO_CREDENTIALS, OPEN_ACCESS, CallerAccess, ListenerAccess, TlsFiles
 from ..clock import Clock
-from ..network import CLEAR, ByteService, Endpoint, KeyPair, PeerClientKeys, PeerServerKeys, PeerService, World
+from ..network import NO_PEER_KEYS, ByteService, Endpoint, KeyPair, PeerClientKeys, PeerServerKeys, PeerService, World
 from . import peers
 from .disk import DeadProcess, SimDisk, SimFiles, SimulatedDeath
-from .loop import PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop
+from .loop import CURRENT_PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop
 from .peers import SimPeer, SimPeerServer
 from .rpc import RunningSimServer, SimChannel
 from .wires import RunningSimByteServer, SimByteStream, SimConnections
@@ -63,17 +63,17 @@ class SimNetwork:
         self._rng = rng
 
     async def serve(
-        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN_ACCESS
     ) -> RunningSimServer:
         self._check()
         return RunningSimServer(self._wires, self._owner, endpoint, services, access.guard, self._clock)
 
-    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> SimChannel:
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NO_CREDENTIALS) -> SimChannel:
         self._check()
         return SimChannel(self._wires, self._owner, endpoint, access.authorization)
 
     async def serve_bytes(
-        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN_ACCESS
     ) -> RunningSimByteServer:
         self._check()
         return RunningSimByteServer(self._wires, self._owner, endpoint, service, access.guard)
@@ -88,7 +88,7 @@ class SimNetwork:
         self._check()
         return SimPeerServer(self._wires, self._owner, endpoint, identity, service, access)
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> SimPeer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = NO_PEER_KEYS) -> SimPeer:
         self._check()
         return SimPeer(self._wires, self._owner, endpoint, identity, access)
 
@@ -165,7 +165,7 @@ class SimProcess:
         self.node = node.name
         self.life = node.lives
         self.context = contextvars.Context()
-        self.context.run(PROCESS.set, self)
+        self.context.run(CURRENT_PROCESS.set, self)
         self._tasks: list[SimTask[Any]] = []
         self._prune_at = 64
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -393,7 +393,7 @@ class Simulation:
             return self.loop.run_until_complete(main)
         finally:
             self._over = True
-            self.trace.freeze()
+            self.trace.end_trace()
             self._close()
             random.setstate(chance)
             if collecting:

@@ -4,7 +4,7 @@ Below it is an asyncio transport, in clear or TLS. Above it are the streams (`Ht
 (`runtime/grpc/`). This module has no task and no queue: received data is passed on in the step that read it, and sent
 data is given to the transport in the step that wrote it.
 
-**In.** All connections of a thread read into one buffer (`READ_BYTES`); only a frame that has arrived in part is
+**In.** All connections of a thread read into one buffer (`READ_BUFFER_BYTES`); only a frame that has arrived in part is
 stored. The rest of a long message is read straight into the place that its stream names (`direct_read_buffer`).
 **Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
 gets `on_writable`.
@@ -12,17 +12,17 @@ gets `on_writable`.
 a caller that is not authenticated (a stranger) can make this process store no more. Bytes that the service has read are
 credited (`credit_stream`).
 **Slices.** In a turn of the loop a connection handles received bytes for at most SLICE_S. Further bytes wait (`_rest`),
-the socket is not read meanwhile, and other connections have their turn. A slice also ends when more than CHARGED_A_TURN
-was charged in it (see below), and the connection then rests for REST_S: so a flood of frames gets a tenth of the loop's
-time. At a server all resting connections, and all whose callers are not authenticated, get such a part together
-(runtime/tcp/share.py), however many they are.
+the socket is not read meanwhile, and other connections have their turn. A slice also ends when more than
+CHARGE_PER_TURN_MAX was charged in it (see below), and the connection then rests for REST_S: so a flood of frames gets a
+tenth of the loop's time. At a server all resting connections, and all whose callers are not authenticated, get such a
+part together (runtime/tcp/share.py), however many they are.
 **Patience.** Frames that carry nothing (pings, settings, window updates without sent bytes, resets, empty DATA, …) and
 refused calls are charged to the allowance of the connection (`FrameAllowance` in http2_frames.py). When the allowance
 is used up, the connection ends with ENHANCE_YOUR_CALM.
 **Liveness.** A timer checks the connection every LOOK_S. It counts checks and not seconds, so that a process that was
-paused ends no connection for the time of the pause. After SILENT_LOOKS checks without received bytes it sends a PING;
-after DEAD_LOOKS the connection is lost. `is_answering` pings on behalf of a service that wants to know earlier
-(client/connect/discovery.py), and ends nothing.
+paused ends no connection for the time of the pause. After CHECKS_BEFORE_PING checks without received bytes it sends a
+PING; after CHECKS_BEFORE_ABORT the connection is lost. `is_answering` pings on behalf of a service that wants to know
+earlier (client/connect/discovery.py), and ends nothing.
 
 A violation by the other end ends the stream (RST_STREAM) or, as `Http2Violation`, the connection (GOAWAY).
 `Http2Connection.check` checks the windows. Guarding tests: tests/runtime/tcp/.
@@ -42,14 +42,14 @@ from ...proto.errors import ConnectionLost, MagnetarError
 from ..files import Buffer
 from . import http2_frames as frames
 from .http2_frames import (
-    CHARGED_A_TURN,
+    CHARGE_PER_TURN_MAX,
     CONTINUATION,
     DATA,
+    FLAG_PADDED,
     HEADER_BYTES_MAX,
-    LIGHT,
-    PADDED,
-    REFUSED,
-    STRANGERS_TURN,
+    LIGHT_CHARGE_MAX,
+    REFUSED_CALL_CHARGE,
+    STRANGER_CHARGE_PER_TURN,
     FrameAllowance,
     HeaderBlocks,
     HeaderDecoder,
@@ -60,17 +60,17 @@ from .http2_frames import (
 )
 from .share import QueuedTurn
 
-READ_BYTES = 256 << 10
-DIRECT_BYTES = 64 << 10
+READ_BUFFER_BYTES = 256 << 10
+DIRECT_READ_BYTES = 64 << 10
 """Bytes that a message lacks from which on it is read straight into its place."""
 FRAME_BYTES_MAX = (1 << 20) + (64 << 10)
 """Most bytes of DATA in a frame that this end takes: an envelope. It holds up the other streams of its connection for
 half a millisecond."""
 CONTROL_BYTES_MAX = 16 << 10
 """Most bytes of a frame of another kind than DATA."""
-STREAM_WINDOW = 2 << 20
+STREAM_WINDOW_BYTES = 2 << 20
 """Window of a stream that is read: two full envelopes, one that is processed and one that comes."""
-CONNECTION_WINDOW = 16 << 20
+CONNECTION_WINDOW_BYTES = 16 << 20
 """Window of a server's connection with a stream that is read. A client takes all that its server sends (each stream has
 its own window), so that a stream that is not read holds up no other."""
 UNSENT_CONTROL_BYTES_MAX = 1 << 20
@@ -81,28 +81,28 @@ WRITE_BUFFER_BYTES = 1 << 20
 UNSENT_BYTES_MAX = WRITE_BUFFER_BYTES + FRAME_BYTES_MAX + UNSENT_CONTROL_BYTES_MAX
 """Most bytes in a transport: what streams may have given to it, with the last frame that it took, and what no window
 bounds."""
-JOINED_BYTES = 16 << 10
+JOINED_WRITE_BYTES_MAX = 16 << 10
 """Size of a payload below which it is copied after its header, which costs less than a second write."""
 
-SLICE_S = 0.001
+TURN_SLICE_S = 0.001
 """Seconds of handling what came, for a connection in a turn of the loop."""
-SLICE_BYTES = 2 << 10
+PARSED_SLICE_BYTES = 2 << 10
 """Bytes between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
-CALL_S = 0.0001
+SLICE_S_PER_CALL = 0.0001
 """Seconds of a slice that count for a call that begins: its task runs after the slice."""
 
-REST_S = 0.002
+SLICE_PAUSE_S = 0.002
 
-STRANGERS_BYTES = 256
+STRANGER_SLICE_BYTES = 256
 """Bytes of the slice of a stranger that has waited, and between two looks at it: many wait."""
-SMALL_DATA = 64
+SMALL_DATA_BYTES = 64
 """Bytes of DATA below which it costs more than it carries, before the stream's service reads it."""
 
-LOOK_S = 2.5
-HANDSHAKE_LOOKS = 2
-SILENT_LOOKS = 4
-DEAD_LOOKS = 6
-LEAVE_S = 10.0
+LIVENESS_CHECK_S = 2.5
+HANDSHAKE_CHECKS = 2
+CHECKS_BEFORE_PING = 4
+CHECKS_BEFORE_ABORT = 6
+LAST_WRITES_S = 10.0
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -118,7 +118,7 @@ def _buffer() -> memoryview:
     """
     view: memoryview | None = getattr(_OF_THREAD, "view", None)
     if view is None:
-        view = _OF_THREAD.view = memoryview(bytearray(READ_BYTES))
+        view = _OF_THREAD.view = memoryview(bytearray(READ_BUFFER_BYTES))
     return view
 
 
@@ -135,7 +135,7 @@ class Http2Stream:
         self.connection: Http2Connection[Any] | None = None  # None: not opened yet, or over
         self.id = 0
         self.send_left = 0  # window of the other end
-        self.receive_left = self._window = frames.WINDOW_DEFAULT  # of this one
+        self.receive_left = self._window = frames.DEFAULT_WINDOW_BYTES  # of this one
         self._owed = 0  # read, and not credited yet
         self.unread = 0  # came, and not read by the service
         self.is_read = False  # its service reads it; before that it gets no more than its first window
@@ -185,9 +185,9 @@ class Http2Output:
 
     def __init__(self, connection: Http2Connection[Any]) -> None:
         self._connection = connection
-        self.send_left = frames.WINDOW_DEFAULT
-        self.peer_window = frames.WINDOW_DEFAULT
-        self.peer_frame = frames.FRAME_DEFAULT
+        self.send_left = frames.DEFAULT_WINDOW_BYTES
+        self.peer_window = frames.DEFAULT_WINDOW_BYTES
+        self.peer_frame = frames.DEFAULT_FRAME_BYTES
         self.is_paused = False
         self.blocked: dict[Http2Stream, None] = {}
         self._cutting: asyncio.Handle | None = None
@@ -215,7 +215,7 @@ class Http2Output:
             stream.send_left -= len(data)
             self.send_left -= len(data)
             flags = frames.END_STREAM if ends else 0
-            framed += frames.frame_header(len(data), DATA, flags, stream.id) + data
+            framed += frames.encode_frame_header(len(data), DATA, flags, stream.id) + data
         self.write(framed)
         if ends:
             self._connection.on_output_ended(stream)
@@ -227,12 +227,12 @@ class Http2Output:
         stream.send_left -= size
         self.send_left -= size
         self.write(b"".join((
-            frames.encode_header_block(id_, head, 0, self.peer_frame), frames.frame_header(size, DATA, 0, id_), data,
-            frames.encode_header_block(id_, trailers, frames.END_STREAM, self.peer_frame),
+            frames.encode_header_block(id_, head, 0, self.peer_frame), frames.encode_frame_header(size, DATA, 0, id_),
+            data, frames.encode_header_block(id_, trailers, frames.END_STREAM, self.peer_frame),
         )))  # fmt: skip
         self._connection.on_output_ended(stream)
 
-    def fits(self, stream: Http2Stream, size: int) -> bool:
+    def may_send_whole(self, stream: Http2Stream, size: int) -> bool:
         """Returns whether `size` bytes of data may be sent on the stream now, as one frame."""
         return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
 
@@ -248,8 +248,8 @@ class Http2Output:
             stream.send_left -= part
             self.send_left -= part
             last = ends and sent + part == size
-            head = frames.frame_header(part, DATA, frames.END_STREAM if last else 0, id_)
-            if part <= JOINED_BYTES:
+            head = frames.encode_frame_header(part, DATA, frames.END_STREAM if last else 0, id_)
+            if part <= JOINED_WRITE_BYTES_MAX:
                 self.transport.write(head + data[sent : sent + part])
             else:
                 self.transport.write(head)
@@ -273,7 +273,7 @@ class Http2Output:
                 break
             stream.send_left -= part
             self.send_left -= part
-            leaving: list[Buffer] = [frames.HEADER.pack(part >> 8, part & 0xFF, DATA, 0, id_)]
+            leaving: list[Buffer] = [frames.FRAME_HEADER_STRUCT.pack(part >> 8, part & 0xFF, DATA, 0, id_)]
             while left:
                 first = parts[0]
                 if len(first) <= left:
@@ -283,7 +283,7 @@ class Http2Output:
                     view = memoryview(first)
                     leaving.append(view[:left])
                     parts[0], left = view[left:], 0
-            if part <= JOINED_BYTES:
+            if part <= JOINED_WRITE_BYTES_MAX:
                 self.transport.write(b"".join(leaving))
             else:
                 self.transport.writelines(leaving)
@@ -318,7 +318,7 @@ class Http2Output:
         self._connection.allowance.charge_frames(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
-            if stream.send_left > frames.WINDOW_MAX:
+            if stream.send_left > frames.WINDOW_BYTES_MAX:
                 raise Http2Violation(Http2ErrorCode.FLOW_CONTROL_ERROR, "a window above its maximum")
             self.on_window_opened(stream)
 
@@ -347,10 +347,10 @@ class ReceiveWindow:
 
     def __init__(self, connection: Http2Connection[Any]) -> None:
         self._connection = connection
-        self.size = self.left = frames.WINDOW_DEFAULT
+        self.size = self.left = frames.DEFAULT_WINDOW_BYTES
         self.owed = 0  # read, and not credited yet
 
-    def open(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
+    def open(self, stream: Http2Stream, window: int = STREAM_WINDOW_BYTES) -> None:
         """Called when the service begins to read a stream: enlarges the receive window of the stream to `window` bytes,
         and the window of the connection to its full size."""
         stream.is_read = True
@@ -364,8 +364,8 @@ class ReceiveWindow:
     def widen_to_maximum(self) -> None:
         """Enlarges the window of the connection to CONNECTION_WINDOW bytes, and tells the other end. Does nothing if it
         has this size."""
-        if self.size < CONNECTION_WINDOW:
-            more, self.size = CONNECTION_WINDOW - self.size, CONNECTION_WINDOW
+        if self.size < CONNECTION_WINDOW_BYTES:
+            more, self.size = CONNECTION_WINDOW_BYTES - self.size, CONNECTION_WINDOW_BYTES
             self.left += more
             self._connection.out.write(frames.encode_window_update(0, more))
 
@@ -376,14 +376,14 @@ class ReceiveWindow:
         if not self._connection.credits_at_once:
             self.owed += size
             if self.owed * 4 >= self.size:
-                self.credit()
+                self.credit_connection()
         stream._owed += size
         if stream._owed * 4 >= stream._window and not stream.in_ended and stream.connection is not None:
             self._connection.out.write(frames.encode_window_update(stream.id, stream._owed))
             stream.receive_left += stream._owed
             stream._owed = 0
 
-    def credit(self, size: int = 0) -> None:
+    def credit_connection(self, size: int = 0) -> None:
         """Lets the other end send `size` more bytes on the connection. The credit is sent when it is a quarter of the
         window."""
         self.owed += size
@@ -408,19 +408,21 @@ class Http2LivenessCheck:
         self._answer: asyncio.Future[None] | None = None  # to a PING of `is_answering`
 
     def check_alive(self) -> None:
-        """Called every LOOK_S seconds, and sets the timer for the next call. After SILENT_LOOKS calls in a row without
-        any received bytes it sends a PING; after DEAD_LOOKS it aborts the connection. Also aborts it if the other end
-        has not sent its settings after HANDSHAKE_LOOKS calls."""
+        """Called every LOOK_S seconds, and sets the timer for the next call. After CHECKS_BEFORE_PING calls in a row
+        without any received bytes it sends a PING; after CHECKS_BEFORE_ABORT it aborts the connection. Also aborts it
+        if the other end has not sent its settings after HANDSHAKE_CHECKS calls."""
         connection = self._connection
-        self.timer = connection.loop.call_later(LOOK_S, self.check_alive)
+        self.timer = connection.loop.call_later(LIVENESS_CHECK_S, self.check_alive)
         self._looks += 1
         self._silent = 0 if self.received else self._silent + 1
         self.received = False
-        if not connection.is_ready and self._looks >= HANDSHAKE_LOOKS:
-            connection.abort(ConnectionLost(f"{connection.peer} sent no settings in {HANDSHAKE_LOOKS * LOOK_S:g} s"))
-        elif self._silent == SILENT_LOOKS:
-            connection.out.write(frames.ping(b"magnetar"))
-        elif self._silent >= DEAD_LOOKS:
+        if not connection.is_ready and self._looks >= HANDSHAKE_CHECKS:
+            connection.abort(
+                ConnectionLost(f"{connection.peer} sent no settings in {HANDSHAKE_CHECKS * LIVENESS_CHECK_S:g} s")
+            )
+        elif self._silent == CHECKS_BEFORE_PING:
+            connection.out.write(frames.encode_ping(b"magnetar"))
+        elif self._silent >= CHECKS_BEFORE_ABORT:
             connection.abort(ConnectionLost(f"{connection.peer} answers no ping"))
         else:
             connection.on_liveness_check(self._looks)
@@ -430,7 +432,7 @@ class Http2LivenessCheck:
         else False. Never ends the connection."""
         if self._answer is None:
             self._answer = self._connection.loop.create_future()
-        self._connection.out.write(frames.ping(b"magnetar"))
+        self._connection.out.write(frames.encode_ping(b"magnetar"))
         done, _ = await asyncio.wait((self._answer,), timeout=timeout_s)
         return bool(done)
 
@@ -440,7 +442,7 @@ class Http2LivenessCheck:
         if id_ or len(payload) != 8:
             raise Http2Violation(_size_error(not id_), "a PING that is none")
         if not flags & frames.ACK:
-            self._connection.out.write(frames.ping(payload, frames.ACK))
+            self._connection.out.write(frames.encode_ping(payload, frames.ACK))
         elif self._answer is not None:
             answer, self._answer = self._answer, None
             answer.set_result(None)
@@ -455,7 +457,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         client's preface); `settings` are those of this end."""
         self.loop = asyncio.get_running_loop()
         self._decoder = decoder
-        self._first = first + frames.settings(settings)
+        self._first = first + frames.encode_settings(settings)
         self.peer = "?"
         self.streams: dict[int, Http2Stream] = {}
         self.is_lost = False
@@ -517,7 +519,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     credits_at_once = False
     """Whether the connection's window is credited for what came, not for what was read."""
-    stream_window = frames.WINDOW_DEFAULT
+    stream_window = frames.DEFAULT_WINDOW_BYTES
     """Window of each stream, before `ReceiveWindow.open`."""
 
     # ------------------------------------------------------------------ asyncio's protocol
@@ -526,24 +528,24 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         own.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.peer = get_peer_address(transport)
         own.write(self._first)
-        self.liveness.timer = self.loop.call_later(LOOK_S, self.liveness.check_alive)
+        self.liveness.timer = self.loop.call_later(LIVENESS_CHECK_S, self.liveness.check_alive)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._data_left > DIRECT_BYTES and (stream := self._data_stream) is not None and stream.connection:
+        if self._data_left > DIRECT_READ_BYTES and (stream := self._data_stream) is not None and stream.connection:
             room = stream.direct_read_buffer()
             if room is not None:
                 self._direct = True
                 room = room[: self._data_left]
                 self._room = len(room)
                 return room
-        self._direct, self._room = False, READ_BYTES
+        self._direct, self._room = False, READ_BUFFER_BYTES
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
         self.liveness.received = True
         if not self._is_full:
-            self._until = perf_counter() + SLICE_S
-            self.allowance.charged = max(self.allowance.charged - CHARGED_A_TURN, 0.0)
+            self._until = perf_counter() + TURN_SLICE_S
+            self.allowance.charged = max(self.allowance.charged - CHARGE_PER_TURN_MAX, 0.0)
         self._is_full = nbytes >= self._room
         try:
             if self._direct:
@@ -553,7 +555,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._data_left -= nbytes
                 stream.unread += nbytes
                 if self.credits_at_once:
-                    self.window.credit(nbytes)
+                    self.window.credit_connection(nbytes)
                 stream.on_direct_read(nbytes)
                 if self._data_ends and not self._data_left:
                     self._data_ended()
@@ -574,25 +576,25 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._rest, self._ahead = rest, b""
         if self._later is None and not self.out.transport.is_closing():
             self.out.transport.pause_reading()
-        tired = self.allowance.charged >= CHARGED_A_TURN
+        tired = self.allowance.charged >= CHARGE_PER_TURN_MAX
         self._later = self._rest_later() if tired or self.allowance.must_wait else self.loop.call_soon(self._go_on)
 
     def _rest_later(self) -> asyncio.TimerHandle | QueuedTurn:
         if self.allowance.share is None:
-            return self.loop.call_later(REST_S, self._go_on)
+            return self.loop.call_later(SLICE_PAUSE_S, self._go_on)
         if self.allowance.is_known:
-            self.allowance.share.spend_frames(CHARGED_A_TURN)  # of a stranger it is spent already
-        return self.allowance.share.queue_connection_turn(self._go_on, is_light=self.allowance.drawn < LIGHT)
+            self.allowance.share.spend_frames(CHARGE_PER_TURN_MAX)  # of a stranger it is spent already
+        return self.allowance.share.queue_connection_turn(self._go_on, is_light=self.allowance.drawn < LIGHT_CHARGE_MAX)
 
     def _go_on(self) -> None:
         was_lost = self.is_lost  # it is looked at again below: setup.py
         if was_lost:
             return
         self.liveness.received = True  # what waits here has come
-        self._until = perf_counter() + SLICE_S
+        self._until = perf_counter() + TURN_SLICE_S
         patience = self.allowance
-        least = 0.0 if patience.is_known else CHARGED_A_TURN - STRANGERS_TURN
-        patience.charged = max(patience.charged - CHARGED_A_TURN, least)
+        least = 0.0 if patience.is_known else CHARGE_PER_TURN_MAX - STRANGER_CHARGE_PER_TURN
+        patience.charged = max(patience.charged - CHARGE_PER_TURN_MAX, least)
         rest = self._rest
         try:
             taken = self._read_frames(rest)
@@ -635,14 +637,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         """Handles received bytes until the slice is over; returns how many it took. Bytes in `_ahead` come before the
         rest.
         """
-        step = SLICE_BYTES if self.allowance.is_known else STRANGERS_BYTES
+        step = PARSED_SLICE_BYTES if self.allowance.is_known else STRANGER_SLICE_BYTES
         offset, end, look = 0, len(view), step
-        unpack = frames.HEADER.unpack_from
+        unpack = frames.FRAME_HEADER_STRUCT.unpack_from
         while offset < end and not self.is_lost:
             if offset >= look:
                 if (
                     perf_counter() >= self._until
-                    or self.allowance.charged >= CHARGED_A_TURN
+                    or self.allowance.charged >= CHARGE_PER_TURN_MAX
                     or self.allowance.must_wait
                 ):
                     return offset
@@ -659,22 +661,24 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 if self._ahead:
                     return offset
                 continue
-            if end - offset < frames.HEADER_BYTES:
+            if end - offset < frames.FRAME_HEADER_BYTES:
                 self._partial += view[offset:]
                 return end
             high, low, kind, flags, id_ = unpack(view, offset)
             length = high << 8 | low
-            if kind == DATA and not flags & PADDED:
-                offset += frames.HEADER_BYTES
+            if kind == DATA and not flags & FLAG_PADDED:
+                offset += frames.FRAME_HEADER_BYTES
                 self._data_begins(length, flags, id_ & frames.STREAM_MASK)
                 continue
             self._check_length(kind, length)
-            after: int = offset + frames.HEADER_BYTES + length
+            after: int = offset + frames.FRAME_HEADER_BYTES + length
             if after > end:
-                self._frame_end = frames.HEADER_BYTES + length
+                self._frame_end = frames.FRAME_HEADER_BYTES + length
                 self._partial += view[offset:]
                 return end
-            self._take_frame(kind, flags, id_ & frames.STREAM_MASK, bytes(view[offset + frames.HEADER_BYTES : after]))
+            self._take_frame(
+                kind, flags, id_ & frames.STREAM_MASK, bytes(view[offset + frames.FRAME_HEADER_BYTES : after])
+            )
             look = offset = after  # it may be much work
             if self._ahead:
                 return offset
@@ -683,22 +687,22 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def _take_part(self, view: memoryview, offset: int) -> int:
         """Takes more bytes of a frame that has arrived in part; returns the offset after them."""
         partial = self._partial
-        want = self._frame_end if len(partial) >= frames.HEADER_BYTES else frames.HEADER_BYTES
+        want = self._frame_end if len(partial) >= frames.FRAME_HEADER_BYTES else frames.FRAME_HEADER_BYTES
         part = view[offset : offset + want - len(partial)]
         partial += part
         offset += len(part)
         if len(partial) < want:
             return offset
-        high, low, kind, flags, id_ = frames.HEADER.unpack_from(partial)
+        high, low, kind, flags, id_ = frames.FRAME_HEADER_STRUCT.unpack_from(partial)
         length, id_ = high << 8 | low, id_ & frames.STREAM_MASK
-        if kind == DATA and not flags & PADDED:
+        if kind == DATA and not flags & FLAG_PADDED:
             partial.clear()
             self._data_begins(length, flags, id_)
             return offset
         self._check_length(kind, length)
-        self._frame_end = frames.HEADER_BYTES + length
+        self._frame_end = frames.FRAME_HEADER_BYTES + length
         if len(partial) == self._frame_end:
-            payload = bytes(partial[frames.HEADER_BYTES :])
+            payload = bytes(partial[frames.FRAME_HEADER_BYTES :])
             partial.clear()
             self._take_frame(kind, flags, id_, payload)
         return offset
@@ -728,7 +732,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if stream is None:
             if not id_ or self.is_idle(id_):
                 raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
-            if length < SMALL_DATA or not self.allowance.is_known:
+            if length < SMALL_DATA_BYTES or not self.allowance.is_known:
                 self.allowance.charge_frames()
         elif stream.in_ended:
             self.reset(stream, Http2ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
@@ -740,12 +744,12 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             stream = None
         else:
             stream.receive_left -= length
-            if length < SMALL_DATA and not ((length and stream.is_read) or flags & frames.END_STREAM):
+            if length < SMALL_DATA_BYTES and not ((length and stream.is_read) or flags & frames.END_STREAM):
                 self.allowance.charge_frames()
         self._data_stream, self._data_left = stream, length - padding
         self._data_ends = bool(flags & frames.END_STREAM)
         if padding:
-            self.window.credit(padding)
+            self.window.credit_connection(padding)
             if stream is not None:
                 stream._owed += padding
         if self._data_ends and not self._data_left:
@@ -755,7 +759,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         """Gives data to its stream; returns how many of the `size` bytes it took."""
         stream, taken = self._data_stream, size
         if stream is None or stream.connection is None:
-            self.window.credit(size)
+            self.window.credit_connection(size)
         else:
             stream.unread += size
             taken = stream.on_data(data)
@@ -764,7 +768,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 window = self.window
                 window.owed += taken
                 if window.owed * 4 >= window.size:
-                    window.credit()
+                    window.credit_connection()
         self._data_left -= taken
         if self._data_ends and not self._data_left:
             self._data_ended()
@@ -792,7 +796,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._header_block(self._blocks.start_header_block(flags, id_, payload))
             case frames.DATA:  # padded
                 data, padding = strip_padding(flags, payload)
-                if padding and len(data) < SMALL_DATA:
+                if padding and len(data) < SMALL_DATA_BYTES:
                     self.allowance.charge_frames()
                 self._data_begins(len(payload), flags, id_, padding)
                 if data:
@@ -850,12 +854,12 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if ended and stream.connection is not None:
                 self._input_ended(stream)
         elif self.is_idle(id_):
-            self._until -= CALL_S
+            self._until -= SLICE_S_PER_CALL
             if not self.allowance.is_known:
-                self.allowance.charged += REFUSED  # its task finds out later who calls
+                self.allowance.charged += REFUSED_CALL_CHARGE  # its task finds out later who calls
             self.on_stream_opened(id_, head, ended)
         else:
-            self.allowance.charge_frames(self._decoder.cost + REFUSED)
+            self.allowance.charge_frames(self._decoder.cost + REFUSED_CALL_CHARGE)
 
     def _take_window(self, id_: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -864,7 +868,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.allowance.charge_window_update(id_, size, self.out.send_left)
         if not id_:
             self.out.send_left += size
-            if not size or self.out.send_left > frames.WINDOW_MAX:
+            if not size or self.out.send_left > frames.WINDOW_BYTES_MAX:
                 code = Http2ErrorCode.FLOW_CONTROL_ERROR if size else Http2ErrorCode.PROTOCOL_ERROR
                 raise Http2Violation(code, "a window above its maximum, or an update by nothing")
             self.out.resume_streams()
@@ -877,7 +881,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 )
             return
         stream.send_left += size
-        if not size or stream.send_left > frames.WINDOW_MAX:
+        if not size or stream.send_left > frames.WINDOW_BYTES_MAX:
             code = Http2ErrorCode.FLOW_CONTROL_ERROR if size else Http2ErrorCode.PROTOCOL_ERROR
             self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
         else:
@@ -901,11 +905,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _set(self, key: int, value: int) -> None:
         if key == Http2Setting.INITIAL_WINDOW_SIZE:
-            if value > frames.WINDOW_MAX:
+            if value > frames.WINDOW_BYTES_MAX:
                 raise Http2Violation(Http2ErrorCode.FLOW_CONTROL_ERROR, "an initial window above its maximum")
             self.out.peer_window = value
         elif key == Http2Setting.MAX_FRAME_SIZE:
-            if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
+            if not frames.DEFAULT_FRAME_BYTES <= value <= frames.FRAME_BYTES_LIMIT:
                 raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
             self.out.peer_frame = min(value, FRAME_BYTES_MAX)
         elif key == Http2Setting.MAX_CONCURRENT_STREAMS:
@@ -917,7 +921,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not id_ or len(payload) != 4:
             raise Http2Violation(_size_error(id_), "an RST_STREAM that is none")
         stream = self.streams.get(id_)
-        self.allowance.charge_frames(REFUSED if stream is not None else 1)
+        self.allowance.charge_frames(REFUSED_CALL_CHARGE if stream is not None else 1)
         if stream is not None:
             code = int.from_bytes(payload, "big")
             self._remove_stream(stream)
@@ -951,7 +955,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._remove_stream(stream)
         if error is not None:
             stream.on_lost(error, None)
-            self.allowance.charge_frames(REFUSED)
+            self.allowance.charge_frames(REFUSED_CALL_CHARGE)
 
     def _remove_stream(self, stream: Http2Stream) -> None:
         stream.connection = None
@@ -960,7 +964,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if self._data_stream is stream and not self._data_left:
             self._data_stream = None  # it would stay in memory until other data comes
         if not self.credits_at_once:
-            self.window.credit(stream.unread)
+            self.window.credit_connection(stream.unread)
         stream.unread = 0
         self.on_stream_removed()
 
@@ -994,7 +998,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not is_ending:
             transport.close()
         if is_ending or transport.get_write_buffer_size():
-            self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
+            self._leaves = self.loop.call_later(LAST_WRITES_S, self.out.transport.abort)
 
     def abort_connecting(self) -> None:
         """Ends an attempt to connect. May be called before the connection has a transport."""

@@ -23,24 +23,24 @@ from hpack.table import HeaderTable
 
 from .share import UnauthenticatedLoopShare
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADER = struct.Struct("!HBBBI")
+CONNECTION_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_HEADER_STRUCT = struct.Struct("!HBBBI")
 """Length (two parts), type, flags, stream."""
-HEADER_BYTES = 9
+FRAME_HEADER_BYTES = 9
 STREAM_MASK = 0x7FFFFFFF  # the highest bit is reserved, and ignored
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
 END_STREAM = ACK = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-HAS_PRIORITY = 0x20
+FLAG_END_HEADERS = 0x4
+FLAG_PADDED = 0x8
+FLAG_PRIORITY = 0x20
 
-WINDOW_DEFAULT = 65_535
+DEFAULT_WINDOW_BYTES = 65_535
 """Window of a connection and of each stream, before the first frame says otherwise (RFC 9113, 6.9.2)."""
-WINDOW_MAX = (1 << 31) - 1
-FRAME_DEFAULT = 16_384
-FRAME_MAX = (1 << 24) - 1
+WINDOW_BYTES_MAX = (1 << 31) - 1
+DEFAULT_FRAME_BYTES = 16_384
+FRAME_BYTES_LIMIT = (1 << 24) - 1
 
 
 class Http2Setting(IntEnum):
@@ -87,59 +87,59 @@ def get_error_code_name(number: int) -> str:
     return Http2ErrorCode(number).name if number in Http2ErrorCode._value2member_map_ else f"code {number}"
 
 
-def frame_header(length: int, kind: int, flags: int, stream: int) -> bytes:
+def encode_frame_header(length: int, kind: int, flags: int, stream: int) -> bytes:
     """Returns the 9 bytes before the payload of a frame. `length`: of the payload; `kind`: the type."""
-    return HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream)
+    return FRAME_HEADER_STRUCT.pack(length >> 8, length & 0xFF, kind, flags, stream)
 
 
-def settings(values: dict[Http2Setting, int]) -> bytes:
+def encode_settings(values: dict[Http2Setting, int]) -> bytes:
     """Returns a SETTINGS frame with these values."""
     payload = b"".join(struct.pack("!HI", key, value) for key, value in values.items())
-    return frame_header(len(payload), SETTINGS, 0, 0) + payload
+    return encode_frame_header(len(payload), SETTINGS, 0, 0) + payload
 
 
-SETTINGS_ACK = frame_header(0, SETTINGS, ACK, 0)
+SETTINGS_ACK = encode_frame_header(0, SETTINGS, ACK, 0)
 
 
 def encode_window_update(stream: int, size: int) -> bytes:
     """Returns the WINDOW_UPDATE frame that lets the other end send `size` more bytes on the stream; 0: on the
     connection."""
-    return frame_header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
+    return encode_frame_header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
 def encode_rst_stream(stream: int, code: Http2ErrorCode) -> bytes:
     """Returns the RST_STREAM frame that ends the stream with this code."""
-    return frame_header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
+    return encode_frame_header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
 
 
-def ping(data: bytes, flags: int = 0) -> bytes:
+def encode_ping(data: bytes, flags: int = 0) -> bytes:
     """Returns a PING frame. `data` has 8 bytes; `flags` is ACK in an answer."""
-    return frame_header(8, PING, flags, 0) + data
+    return encode_frame_header(8, PING, flags, 0) + data
 
 
 def encode_goaway(last: int, code: Http2ErrorCode, text: str = "") -> bytes:
     """Returns the GOAWAY frame that ends the connection with this code. `last`: the last stream of the other end that
     this end has accepted. `text` is cut to 256 bytes."""
     payload = last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()[:256]
-    return frame_header(len(payload), GOAWAY, 0, 0) + payload
+    return encode_frame_header(len(payload), GOAWAY, 0, 0) + payload
 
 
 def encode_header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
     """Returns the HEADERS frame for a header block, followed by CONTINUATION frames if the block is longer than
     `frame_max`."""
     if len(block) <= frame_max:
-        return frame_header(len(block), HEADERS, flags | END_HEADERS, stream) + block
+        return encode_frame_header(len(block), HEADERS, flags | FLAG_END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]
-    framed = [frame_header(frame_max, HEADERS, flags, stream) + parts[0]]
-    framed += [frame_header(len(part), CONTINUATION, 0, stream) + part for part in parts[1:-1]]
-    framed.append(frame_header(len(parts[-1]), CONTINUATION, END_HEADERS, stream) + parts[-1])
+    framed = [encode_frame_header(frame_max, HEADERS, flags, stream) + parts[0]]
+    framed += [encode_frame_header(len(part), CONTINUATION, 0, stream) + part for part in parts[1:-1]]
+    framed.append(encode_frame_header(len(parts[-1]), CONTINUATION, FLAG_END_HEADERS, stream) + parts[-1])
     return b"".join(framed)
 
 
 def strip_padding(flags: int, payload: bytes) -> tuple[bytes, int]:
     """Removes the padding of a frame. Returns the payload without padding, and the number of removed bytes (the padding
     and its length field). Raises Http2Violation if the padding is longer than the frame."""
-    if not flags & PADDED:
+    if not flags & FLAG_PADDED:
         return payload, 0
     if not payload or payload[0] >= len(payload):
         raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "more padding than payload")
@@ -153,11 +153,11 @@ def strip_padding(flags: int, payload: bytes) -> tuple[bytes, int]:
 # The library `hpack` takes half a byte at a time, 0.16 µs a byte, so that the longest block of headers held the event
 # loop for 2.5 ms. Here a row is a state of the decoder, which has for each byte the next row and what the byte
 # completes: 0.03 µs. A row is made from the library's table when it is first needed, which takes 0.1 ms and 22 KB. A
-# call makes at most ROWS_A_CALL; a string that needs more is decoded by the library. Texts need a hundred of the 256.
-# Guarded by tests/runtime/tcp/test_headers.py, with the library as the reference.
+# call makes at most HUFFMAN_ROWS_PER_CALL; a string that needs more is decoded by the library. Texts need a hundred of
+# the 256. Guarded by tests/runtime/tcp/test_headers.py, with the library as the reference.
 
 
-ROWS_A_CALL = 4
+HUFFMAN_ROWS_PER_CALL = 4
 
 _Row = list[tuple["_Row", bytes]]
 
@@ -185,7 +185,7 @@ _COMPLETE = _complete()
 def decode_huffman_text(data: bytes) -> bytes:
     """Returns the text of a Huffman-coded string. Raises HPACKDecodingError if the string is not valid, or is cut off.
     """
-    row, parts, left = _ROWS[0], list[bytes](), ROWS_A_CALL
+    row, parts, left = _ROWS[0], list[bytes](), HUFFMAN_ROWS_PER_CALL
     append, rest = parts.append, iter(data)
     while True:
         try:
@@ -228,27 +228,27 @@ def _make(row: _Row) -> None:
 #
 #     allowance.set_allowance(most, rate)    from now on
 #     allowance.charge_frames(frames)        raises Http2Violation if the allowance is used up
-#     allowance.charged                      in the present slice, less CHARGED_A_TURN for each earlier slice
+#     allowance.charged                      in the present slice, less CHARGE_PER_TURN_MAX for each earlier slice
 #
 # A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
 # chosen its server, and is patient without end. What strangers are charged is their port's `UnauthenticatedLoopShare`
 # as well. Guarding tests: tests/runtime/tcp/test_patience.py.
 
 
-CHARGED_A_TURN = 100
+CHARGE_PER_TURN_MAX = 100
 """Frames that carry nothing: 0.15 ms. No honest connection sends so many at once."""
-STRANGERS_TURN = 25
-LIGHT = 64
+STRANGER_CHARGE_PER_TURN = 25
+LIGHT_CHARGE_MAX = 64
 """Charge below which a stranger goes before the others: an honest one is charged about ten."""
 
-PATIENCE, PATIENCE_KNOWN = 500.0, 20_000.0
+STRANGER_ALLOWANCE, KNOWN_CALLER_ALLOWANCE = 500.0, 20_000.0
 """Frames that carry nothing; handling one takes 1.5 µs. A client sends about ten before its first call is admitted."""
-PATIENCE_RATE = 2_000.0
+ALLOWANCE_RATE = 2_000.0
 """Growth of the patience a second, for a connection that is known: 0.3 % of the loop. A stranger's grows a hundred
 times slower: it has seconds at most."""
-REFUSED = 20
+REFUSED_CALL_CHARGE = 20
 """Cost of a call that is refused, or reset before its end, in frames that carry nothing."""
-SMALL_UPDATE = 8
+SMALL_WINDOW_UPDATE = 8
 """Bytes of a window update below which it costs more than it carries."""
 
 
@@ -267,7 +267,7 @@ class FrameAllowance:
         self._rate = 0.0
         self._since = loop.time()
         self.is_known = True  # a call of it was admitted; or it is a server that this end has chosen
-        self.charged = 0.0  # less CHARGED_A_TURN for each slice
+        self.charged = 0.0  # less CHARGE_PER_TURN_MAX for each slice
         self.share: UnauthenticatedLoopShare | None = None  # of the port, whose connections are bounded together
         self.drawn = 0  # charged to it
         self._granted = 0  # by the other end: of the connection's window …
@@ -280,7 +280,7 @@ class FrameAllowance:
         second. More than PATIENCE means that its caller is authenticated (`is_known`)."""
         self._left = self._most = most
         self._rate, self._since = rate, self._loop.time()
-        self.is_known = most > PATIENCE
+        self.is_known = most > STRANGER_ALLOWANCE
 
     @property
     def must_wait(self) -> bool:
@@ -313,7 +313,7 @@ class FrameAllowance:
         sent. An update is charged if it is small, or grants more than any update before. `id_`: the stream, 0 for the
         connection; `size`: the granted bytes; `send_left`: the send window of the connection before the update. Raises
         Http2Violation if the allowance is used up."""
-        sent = WINDOW_DEFAULT + self._granted - send_left
+        sent = DEFAULT_WINDOW_BYTES + self._granted - send_left
         if id_:
             self._granted_streams += size
             more, most = self._granted_streams - sent, self._granted_streams_most
@@ -322,7 +322,7 @@ class FrameAllowance:
             self._granted += size
             more, most = self._granted - sent, self._granted_most
             self._granted_most = max(most, more)
-        if size < SMALL_UPDATE or more > most:
+        if size < SMALL_WINDOW_UPDATE or more > most:
             self.charge_frames()
 
 
@@ -336,7 +336,7 @@ class FrameAllowance:
 # the same again. Guarding tests: tests/runtime/tcp/test_headers.py, tests/runtime/tcp/test_patience.py.
 
 
-Header = tuple[bytes, bytes]
+HeaderField = tuple[bytes, bytes]
 T = TypeVar("T")
 
 HEADER_BYTES_MAX = 32 << 10
@@ -344,29 +344,29 @@ HEADER_BYTES_MAX = 32 << 10
 CONTINUATIONS_MAX = 16
 SIZE_UPDATES_MAX = 2
 """Most size updates of the dynamic table in one block (RFC 7541, 4.2: the smallest size, and the last one)."""
-FIELDS_MAX = 256
+HEADER_FIELDS_MAX = 256
 """Most fields of a block: decoding one takes 2 µs. A call of gRPC has ten, and those that its application adds."""
-FOLDED_BYTES_MAX = 16 << 10
+HUFFMAN_BYTES_MAX = 16 << 10
 """Most bytes of a block in Huffman's code: decoding a byte takes 0.03 µs. A token of AUTHORIZATION_MAX has fewer."""
-FOLDED_A_FRAME = 8
+HUFFMAN_BYTES_PER_CHARGE = 8
 """Bytes in Huffman's code that cost as much as a frame that carries nothing."""
 INTEGER_BITS_MAX = 28
-KNOWN_BLOCKS = 32
-KNOWN_BYTES = 4096
+CACHED_BLOCKS_MAX = 32
+CACHED_BLOCK_BYTES_MAX = 4096
 """Bounds of what a connection remembers: so many blocks of so many bytes."""
 
 logging.getLogger("hpack").setLevel(logging.CRITICAL)
 """The library logs what leaves its table, with credentials, for its own developers."""
 
-TABLE_BYTES_MAX = 4096
+HPACK_TABLE_BYTES_MAX = 4096
 """Size of the dynamic table, as the settings of HTTP/2 have it when they say nothing."""
-FIELD_BYTES = 32
+HEADER_FIELD_OVERHEAD_BYTES = 32
 """Bytes that a field counts in the table, and in a list of headers, besides its name and value (RFC 7541, 4.1)."""
 
 _STATUS_200 = b"\x88"  # the static table's entry
 
 
-def encode_headers(headers: Iterable[Header]) -> bytes:
+def encode_headers(headers: Iterable[HeaderField]) -> bytes:
     """Returns the header block of these headers, without Huffman codes and without entries in the dynamic table. So the
     same headers always have the same bytes."""
     return b"".join(_literal(name, value) for name, value in headers)
@@ -403,7 +403,7 @@ def _shape(data: bytes) -> _Shape:
     """Counts the table updates and fields of a block, and stops when there is one more than allowed."""
     updates = fields = folded = offset = 0
     end = len(data)
-    while offset < end and updates <= SIZE_UPDATES_MAX and fields <= FIELDS_MAX:
+    while offset < end and updates <= SIZE_UPDATES_MAX and fields <= HEADER_FIELDS_MAX:
         first = data[offset]
         if first & 0xE0 == 0x20:
             updates += 1
@@ -458,7 +458,7 @@ class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of one connection. `parse`: the function that makes the result of `decode` from the
     headers of a block. `cost`: of the last block, in frames without content."""
 
-    def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
+    def __init__(self, parse: Callable[[list[HeaderField]], T], list_bytes_max: int) -> None:
         self._parse = parse
         self._list_bytes_max = list_bytes_max
         self._table = HeaderTable()
@@ -475,10 +475,11 @@ class HeaderDecoder(Generic[T]):
             self.cost = 0
             return found
         updates, fields, folded = _shape(data)
-        self.cost = 1 + fields + folded // FOLDED_A_FRAME
-        if fields > FIELDS_MAX or folded > FOLDED_BYTES_MAX:
+        self.cost = 1 + fields + folded // HUFFMAN_BYTES_PER_CHARGE
+        if fields > HEADER_FIELDS_MAX or folded > HUFFMAN_BYTES_MAX:
             raise Http2Violation(
-                Http2ErrorCode.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers, or too many in Huffman's code"
+                Http2ErrorCode.ENHANCE_YOUR_CALM,
+                f"more than {HEADER_FIELDS_MAX} headers, or too many in Huffman's code",
             )
         if updates > SIZE_UPDATES_MAX:
             raise Http2Violation(
@@ -496,17 +497,17 @@ class HeaderDecoder(Generic[T]):
                 Http2ErrorCode.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}"
             ) from None
         parsed = self._parse(headers)
-        if not self._is_used and not updates and len(data) <= KNOWN_BYTES:
-            if len(self._known) >= KNOWN_BLOCKS:
+        if not self._is_used and not updates and len(data) <= CACHED_BLOCK_BYTES_MAX:
+            if len(self._known) >= CACHED_BLOCKS_MAX:
                 self._known.clear()
             self._known[data] = parsed
         return parsed
 
-    def _fields(self, data: bytes) -> list[Header]:
+    def _fields(self, data: bytes) -> list[HeaderField]:
         """Decodes the fields of a header block. Raises HPACKError, IndexError or ValueError if it is malformed,
         OversizedHeaderListError if it is too long.
         """
-        table, found = self._table, list[Header]()
+        table, found = self._table, list[HeaderField]()
         offset, end, left = 0, len(data), self._list_bytes_max
         while offset < end:
             first = data[offset]
@@ -515,7 +516,7 @@ class HeaderDecoder(Generic[T]):
                 name, value = table.get_by_index(index)
             elif first & 0xE0 == 0x20:
                 size, offset = _integer(data, offset, 0x1F)
-                if found or size > TABLE_BYTES_MAX or offset > end:
+                if found or size > HPACK_TABLE_BYTES_MAX or offset > end:
                     raise ValueError("a size of the table that is too large, or after a field")
                 table.maxsize = size
                 continue
@@ -532,7 +533,7 @@ class HeaderDecoder(Generic[T]):
             if offset > end:
                 raise ValueError("a torn block")
             found.append((name, value))
-            left -= len(name) + len(value) + FIELD_BYTES
+            left -= len(name) + len(value) + HEADER_FIELD_OVERHEAD_BYTES
             if left < 0:
                 raise OversizedHeaderListError("more headers than are taken")
         return found
@@ -555,11 +556,11 @@ class HeaderBlocks:
         if not id_:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         block, _ = strip_padding(flags, payload)
-        if flags & HAS_PRIORITY:
+        if flags & FLAG_PRIORITY:
             if len(block) < 5:
                 raise Http2Violation(Http2ErrorCode.FRAME_SIZE_ERROR, "HEADERS without their priority")
             block = block[5:]
-        if flags & END_HEADERS:
+        if flags & FLAG_END_HEADERS:
             return flags, id_, block
         self.continued, self._continuations = (id_, flags, bytearray(block)), 0
         return None
@@ -578,7 +579,7 @@ class HeaderBlocks:
                 Http2ErrorCode.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes"
             )
         block += payload
-        if flags & END_HEADERS:
+        if flags & FLAG_END_HEADERS:
             self.continued = None
             return first, id_, bytes(block)
         return None

@@ -24,7 +24,7 @@ from ...proto.errors import InvalidConfiguration, Unavailable
 from ..access import TlsFiles
 from ..clock import Clock
 
-TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 256 << 10
 _CHUNK = 16 << 10
 
@@ -159,12 +159,12 @@ class JsonClient:
         data = None if form is None else urlencode(form).encode()
         request = urllib.request.Request(url, data, {"Accept": "application/json"})
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+            with self._opener.open(request, timeout=REQUEST_TIMEOUT_S) as answer:
                 found = json.loads(self._body(answer, url))
         except urllib.error.HTTPError as error:
             raise Unavailable(f"{url} answers with status {error.code}", status=error.code) from None
         except TimeoutError:
-            raise Unavailable(f"{url} does not answer within {TIMEOUT_S:.0f} s") from None
+            raise Unavailable(f"{url} does not answer within {REQUEST_TIMEOUT_S:.0f} s") from None
         except (OSError, HTTPException) as error:
             raise Unavailable(f"{url} does not answer: {type(error).__name__}") from error
         except (ValueError, RecursionError):

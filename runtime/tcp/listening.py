@@ -7,8 +7,8 @@ starts four threads and loads tables of names. With TLS, `TlsListener` accepts t
 (`UnauthenticatedConnections`) and has a descriptor from its first byte on, and its handshake ends after HANDSHAKE_S.
 `make_protocol` is called when the handshake is done.
 **Bytes.** `serve` and `connect` implement `serve_bytes` and `connect_bytes` of `runtime/network.py`.
-**Certificates.** `CERTIFICATES` has the TLS certificates that this process shows to others, and when each ends, for its
-metrics:
+**Certificates.** `PROCESS_CERTIFICATES` has the TLS certificates that this process shows to others, and when each ends,
+for its metrics:
 
     CERTIFICATES.add(path)              called by the code that makes a TLS context from the file
     CERTIFICATES.read_expiry_times()    by path, the time at which its first certificate expires (s since the epoch)
@@ -40,9 +40,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, cast
 
 from ...proto.errors import Busy, ConnectionLost, InvalidConfiguration, MagnetarError, Unavailable, UntrustedServer
-from ..access import OPEN, Caller, CallerLimits, Guard, ListenerAccess, TlsFiles
-from ..descriptors import PROCESS
-from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, find_caller_network
+from ..access import OPEN_ACCESS, Caller, CallerLimits, Guard, ListenerAccess, TlsFiles
+from ..descriptors import PROCESS_DESCRIPTORS
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, MustWakeReader, ProvideBuffer, find_caller_network
 from ..tasks import Tasks
 
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.S)
@@ -79,7 +79,7 @@ class CertificateFiles:
         return int(1000 * min(self.read_expiry_times().values(), default=0))
 
 
-CERTIFICATES = CertificateFiles()
+PROCESS_CERTIFICATES = CertificateFiles()
 """Those of this process."""
 
 
@@ -129,11 +129,11 @@ def _content(der: bytes, at: int) -> tuple[int, int]:
 # all ports leave room for callers that are known. When one more comes, the oldest of the address that has most of them
 # leaves. So a flood pushes out itself first, and a caller that does what it came for is in: it has the time in which
 # the flood fills the bound once. One that is being asked who it is (`is_busy`) stays. **Time.** Its owner ends one that
-# takes too long (HANDSHAKE_S, `first_frame_s`, `STRANGER_LOOKS`). Guarding tests: tests/runtime/tcp/test_strangers.py,
+# takes too long (HANDSHAKE_S, `first_frame_s`, `STRANGER_CHECKS`). Guarding tests: tests/runtime/tcp/test_strangers.py,
 # tests/runtime/grpc/test_limits.py.
 
 
-STRANGERS_MIN = 16
+STRANGER_CONNECTIONS_MIN = 16
 """Strangers that a port may have, however few connections it may have."""
 
 
@@ -156,7 +156,7 @@ class UnauthenticatedConnections:
     closed to make room."""
 
     def __init__(self, limits: CallerLimits) -> None:
-        self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
+        self._half = max(limits.connections // 2, min(limits.connections, STRANGER_CONNECTIONS_MIN))
         self._of: dict[str, dict[UnauthenticatedConnection, None]] = {}  # by address, the oldest first
         self._address: dict[UnauthenticatedConnection, str] = {}
         self.pushed_out = 0
@@ -174,7 +174,7 @@ class UnauthenticatedConnections:
     @property
     def count_max(self) -> int:
         """Returns how many connections may be in this object at the same time."""
-        return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
+        return min(self._half, max(PROCESS_DESCRIPTORS.connections_max // 8, STRANGER_CONNECTIONS_MIN))
 
     def add(self, stranger: UnauthenticatedConnection, peer: str) -> bool:
         """Adds a connection from `peer`, and returns True. If there are too many connections, closes an old one first.
@@ -215,8 +215,8 @@ class UnauthenticatedConnections:
 # before in use, and are logged. Guarding tests: tests/runtime/tcp/test_tls.py.
 
 
-HANDSHAKE_S = 5.0
-SHUTDOWN_S = 1.0
+HANDSHAKE_TIMEOUT_S = 5.0
+TLS_SHUTDOWN_TIMEOUT_S = 1.0
 
 _LOG = logging.getLogger("magnetar.bytes")
 
@@ -239,7 +239,7 @@ def make_caller_tls_context(tls: TlsFiles) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if tls.certificate:
             context.load_cert_chain(tls.certificate, tls.key or None)
-            CERTIFICATES.add(tls.certificate)
+            PROCESS_CERTIFICATES.add(tls.certificate)
     except (ssl.SSLError, OSError) as error:
         files = f"{tls.ca} {tls.certificate} {tls.key}".strip()
         raise InvalidConfiguration(f"{files} cannot be read as certificates and key in PEM: {error}") from error
@@ -280,7 +280,7 @@ def _context(tls: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
         context.set_alpn_protocols(list(protocols))
     try:
         context.load_cert_chain(tls.certificate, tls.key)
-        CERTIFICATES.add(tls.certificate)
+        PROCESS_CERTIFICATES.add(tls.certificate)
         if tls.ca:
             context.load_verify_locations(tls.ca)
             context.verify_mode = ssl.CERT_OPTIONAL if tls.optional else ssl.CERT_REQUIRED
@@ -300,7 +300,7 @@ def _stamps(tls: TlsFiles) -> list[tuple[int, int, int]]:
 # ----------------------------------------------------------------------------------------------------- listening
 
 
-BACKLOG = 1024
+LISTEN_BACKLOG = 1024
 """Connections that wait to be accepted: all clients of a broker come back at once."""
 ACCEPTS_A_TURN = 64
 ACCEPT_AGAIN_S = 1.0
@@ -344,7 +344,7 @@ async def listen(
             return TcpListening(TlsListener(await _all_bound(endpoint), make_protocol, tls, limits))
         named = {"host": endpoint.host, "port": endpoint.port} if _is_name(endpoint.host) else None
         where: dict[str, Any] = named or {"sock": _bound(endpoint)}
-        return TcpListening(await loop.create_server(make_protocol, backlog=BACKLOG, **where))
+        return TcpListening(await loop.create_server(make_protocol, backlog=LISTEN_BACKLOG, **where))
     except OSError as error:
         raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
 
@@ -364,7 +364,7 @@ class TlsListener:
         self._loop = asyncio.get_running_loop()
         self._again: dict[int, asyncio.TimerHandle] = {}
         for each in sockets:
-            each.listen(BACKLOG)
+            each.listen(LISTEN_BACKLOG)
             self._loop.add_reader(each.fileno(), self._accept, each)
 
     def _accept(self, listening: socket.socket) -> None:
@@ -392,8 +392,8 @@ class TlsListener:
         connection."""
         try:
             await self._loop.connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=SHUTDOWN_S,
+                self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
             )  # fmt: skip
         except (OSError, EOFError) as error:  # also ssl.SSLError, and a time-out
             _LOG.debug("%s: no TLS: %s", peer, error)
@@ -421,7 +421,7 @@ class _Handshake:
         self._task: asyncio.Task[None] | None = None
         if not door.handshakes.add(self, peer):
             connection.close()
-        elif not PROCESS.reserve_connection():
+        elif not PROCESS_DESCRIPTORS.reserve_connection():
             door.handshakes.remove(self)
             connection.close()
         else:
@@ -434,7 +434,7 @@ class _Handshake:
 
     def _on_task_ended(self, task: asyncio.Task[None]) -> None:
         self._door.handshakes.remove(self)
-        PROCESS.release_connection()
+        PROCESS_DESCRIPTORS.release_connection()
         if task.cancelled():
             self._connection.close()  # it may not have begun; else it is closed already
 
@@ -479,9 +479,9 @@ def _bound(endpoint: Endpoint) -> socket.socket:
     return found
 
 
-EARLY_BYTES = 16 << 10
+EARLY_READ_BYTES = 16 << 10
 """Most bytes that came while no reader waited; then the socket is not read until one does."""
-CLOSE_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 """Seconds for what is queued when a connection is closed: a peer that does not read must not keep it open."""
 
 
@@ -500,8 +500,8 @@ class TcpStream(asyncio.BufferedProtocol):
         self._known = known
         self._accepted = accepted
         self._transport: asyncio.Transport
-        self._room: Room | None = None  # of the reader that waits …
-        self._enough: Enough | None = None
+        self._room: ProvideBuffer | None = None  # of the reader that waits …
+        self._enough: MustWakeReader | None = None
         self._reader: asyncio.Future[int] | None = None
         self._given = memoryview(b"")  # … and where the bytes of now go
         self._early = memoryview(b"")
@@ -523,7 +523,7 @@ class TcpStream(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Returns the buffer into which the transport writes the next bytes. With TLS it may be called although no
         bytes follow."""
-        self._given = self._room() if self._room is not None else memoryview(bytearray(EARLY_BYTES))
+        self._given = self._room() if self._room is not None else memoryview(bytearray(EARLY_READ_BYTES))
         return self._given
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -589,7 +589,7 @@ class TcpStream(asyncio.BufferedProtocol):
     def evict(self) -> None:
         self.abort()
 
-    async def read_into(self, room: Room, enough: Enough | None = None) -> int:
+    async def read_into(self, room: ProvideBuffer, enough: MustWakeReader | None = None) -> int:
         while self._early:
             into = room()
             size = min(len(into), len(self._early))
@@ -634,7 +634,7 @@ class TcpStream(asyncio.BufferedProtocol):
 
     async def close(self) -> None:
         self._transport.close()
-        if not (await asyncio.wait((self._lost,), timeout=CLOSE_S))[0]:
+        if not (await asyncio.wait((self._lost,), timeout=CLOSE_TIMEOUT_S))[0]:
             self._transport.abort()
 
 
@@ -668,7 +668,8 @@ class RunningTcpServer:
         if self._handlers.closed or not self.strangers.add(stream, stream.peer):
             stream.abort()
         elif (
-            len(self.strangers) + len(self._known) > self._access.limits.connections or not PROCESS.reserve_connection()
+            len(self.strangers) + len(self._known) > self._access.limits.connections
+            or not PROCESS_DESCRIPTORS.reserve_connection()
         ):
             self.strangers.remove(stream)
             stream.abort()
@@ -700,7 +701,7 @@ class RunningTcpServer:
             _LOG.exception("the service of a connection failed")
         finally:
             self._access.memory.connections -= 1
-            PROCESS.release_connection()
+            PROCESS_DESCRIPTORS.release_connection()
             _LOG.debug("%s has disconnected from port %d", stream.peer, self.endpoint.port)
             await stream.close()
             self.strangers.remove(stream)
@@ -717,7 +718,7 @@ class RunningTcpServer:
         await self._handlers.close(grace_s)
 
 
-async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> RunningTcpServer:
+async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN_ACCESS) -> RunningTcpServer:
     """Starts a listener for TCP connections, with the parameters, the result and the errors of
     `Network.serve_bytes`."""
     serving = RunningTcpServer(service, access)

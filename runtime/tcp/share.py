@@ -9,11 +9,10 @@ Connections that have used little come first, and of these the newest one: it is
 the oldest are closed first to make room (runtime/tcp/listening.py). All other connections follow in the order of their
 arrival.
 
-Each connection has an allowance of its own (`PATIENCE`), and a slice of time per turn. A thousand such connections
-could still use the whole event loop. So all of them together have SHARE_RATE: a twelfth of the loop, however many they
-are. Connections of authenticated callers that send frames with content use nothing of this share, and never wait.
-Guarding tests: tests/runtime/tcp/test_share.py.
-"""
+Each connection has an allowance of its own (`STRANGER_ALLOWANCE`), and a slice of time per turn. A thousand such
+connections could still use the whole event loop. So all of them together have SHARE_RATE: a twelfth of the loop,
+however many they are. Connections of authenticated callers that send frames with content use nothing of this share, and
+never wait. Guarding tests: tests/runtime/tcp/test_share.py. """
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ from collections.abc import Callable
 
 SHARE_RATE = 50_000.0
 """Frames that carry nothing a second, of 1.5 µs each."""
-SHARE_MOST = 2_000.0
+SAVED_FRAMES_MAX = 2_000.0
 """Most frames that may be saved: 3 ms."""
-LOOK_S = 0.002
-TIDY_MIN = 256
+SHARE_WAIT_MIN_S = 0.002
+PRUNE_TURNS_MIN = 256
 
 
 class QueuedTurn:
@@ -48,11 +47,11 @@ class UnauthenticatedLoopShare:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
-        self._left = SHARE_MOST
+        self._left = SAVED_FRAMES_MAX
         self._since = self._loop.time()
         self._light: list[QueuedTurn] = []  # the latest goes first
         self._heavy: deque[QueuedTurn] = deque()
-        self._tidy_above = TIDY_MIN  # so many wait, with those that are over
+        self._tidy_above = PRUNE_TURNS_MIN  # so many wait, with those that are over
         self._timer: asyncio.TimerHandle | None = None
         self.spent = 0  # in all
 
@@ -69,7 +68,7 @@ class UnauthenticatedLoopShare:
 
     def _refilled(self) -> float:
         now = self._loop.time()
-        self._left = min(self._left + (now - self._since) * SHARE_RATE, SHARE_MOST)
+        self._left = min(self._left + (now - self._since) * SHARE_RATE, SAVED_FRAMES_MAX)
         self._since = now
         return self._left
 
@@ -84,7 +83,7 @@ class UnauthenticatedLoopShare:
 
     def _look_later(self) -> None:
         if self._timer is None and (self._light or self._heavy):
-            self._timer = self._loop.call_later(LOOK_S, self._give_turns)
+            self._timer = self._loop.call_later(SHARE_WAIT_MIN_S, self._give_turns)
 
     def _give_turns(self) -> None:
         """Calls queued functions, each at most once, as long as the share lasts. Each call spends its part before the
@@ -95,7 +94,7 @@ class UnauthenticatedLoopShare:
         if len(self._light) + len(self._heavy) > self._tidy_above:
             self._light = [each for each in self._light if each.go_on is not None]
             self._heavy = deque(each for each in self._heavy if each.go_on is not None)
-            self._tidy_above = 2 * (len(self._light) + len(self._heavy)) + TIDY_MIN
+            self._tidy_above = 2 * (len(self._light) + len(self._heavy)) + PRUNE_TURNS_MIN
         light, self._light = self._light, []
         while light and left > 0:
             left = self._run_turn(light.pop())

@@ -49,17 +49,17 @@ def _sent(
 
 def test_a_rate_is_a_schedule_and_latencies_count_from_it() -> None:
     slow, tally = _sent(1000.0, 50)
-    due = [bench.STAMP.unpack_from(payload)[0] for payload in slow.sent]
+    due = [bench.DUE_TIME_STAMP.unpack_from(payload)[0] for payload in slow.sent]
     assert [round((at - due[0]) * 1000) for at in due] == list(range(50))
     assert {len(payload) for payload in slow.sent} == {32}
     assert min(tally.latencies_s) >= 0.01
 
 
 def test_no_more_than_a_window_waits_for_its_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "WINDOW", 10)
+    monkeypatch.setattr(bench, "UNCONFIRMED_MAX", 10)
     slow, tally = _sent(None, 35)
     assert (len(slow.sent), tally.messages) == (35, 35)
-    due = [bench.STAMP.unpack_from(payload)[0] for payload in slow.sent]
+    due = [bench.DUE_TIME_STAMP.unpack_from(payload)[0] for payload in slow.sent]
     assert due[10] - due[9] >= 0.01, "the eleventh waits for a confirmation"
 
 

@@ -15,8 +15,8 @@ from magnetar.cli.admin import doctor
 from magnetar.cli.admin.cluster import BookiesReport
 from magnetar.cli.admin.doctor import (
     CHECKS,
-    OFFLINE,
-    RISKS,
+    OFFLINE_CHECKS,
+    RISKY_SETTINGS,
     ClusterFacts,
     check_directory,
     find_newest_file_time_ms,
@@ -175,7 +175,7 @@ def test_each_check_finds_its_fault_and_no_other_check_does(
 
 def test_every_check_has_a_fault_here_and_a_code_of_its_own() -> None:
     assert {each[0] for each in FOUND} == {check.code for check in CHECKS}
-    codes = [check.code for check in (*CHECKS, *OFFLINE)]
+    codes = [check.code for check in (*CHECKS, *OFFLINE_CHECKS)]
     assert len(set(codes)) == len(codes)
 
 
@@ -229,7 +229,7 @@ def test_the_urgent_ones_come_first() -> None:
 
 def test_risks_are_of_settings_that_brokers_have_and_no_default_is_one() -> None:
     defaults = {**list_setting_defaults(BrokerConfig), "log_level": "info"}
-    for risk in RISKS:
+    for risk in RISKY_SETTINGS:
         value = defaults[risk.setting]
         assert not risk.is_risky(str(value).lower() if isinstance(value, bool) else str(value)), risk.setting
 
@@ -240,9 +240,9 @@ def test_few_messages_are_never_skewed() -> None:
 
 # ------------------------------------------------------------------------------------------------------ offline
 def test_a_directory_is_looked_at_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "DISK_FREE", 0.0)
+    monkeypatch.setattr(doctor, "DISK_FREE_LOW", 0.0)
     monkeypatch.setattr(doctor, "SYNC_SLOW_S", 60.0)
-    monkeypatch.setattr(doctor, "FILES_ENOUGH", 1)
+    monkeypatch.setattr(doctor, "DESCRIPTORS_ENOUGH", 1)
     findings, states = check_directory(tmp_path)
     assert findings == []
     assert states["D21"] == states["D22"] == states["D23"] == "ok"
@@ -259,7 +259,7 @@ def test_a_directory_is_looked_at_without_a_server(tmp_path: Path, monkeypatch: 
 
 
 def test_a_full_disk_and_a_slow_one_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "DISK_FREE", 1.1)
+    monkeypatch.setattr(doctor, "DISK_FREE_LOW", 1.1)
     monkeypatch.setattr(doctor, "measure_sync_time_s", lambda _: 0.2)
     _, states = check_directory(tmp_path)
     assert states["D21"] in ("look", "wrong")
@@ -313,7 +313,7 @@ def test_a_server_is_examined_and_its_settings_change_without_a_restart(started:
     assert late.code == 1
     assert "! D15 The newest backup of the metadata does not exist.  magnetar metadata backup" in late.out
     offline = json.loads(run_here("doctor", "--offline", str(tmp_path / "data"), "-o", "json").out)
-    assert [each["code"] for each in offline["checks"]] == [check.code for check in OFFLINE]
+    assert [each["code"] for each in offline["checks"]] == [check.code for check in OFFLINE_CHECKS]
     assert {each["code"]: each["state"] for each in offline["checks"]}["D24"] == "ok"
 
     names = run_here("brokers", "list-dynamic-config", "--url", url).out.split()

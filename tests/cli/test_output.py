@@ -17,7 +17,7 @@ import click
 import pytest
 
 from magnetar.cli.common.output import (
-    KINDS,
+    OUTPUT_KINDS,
     CommandOutput,
     PrintedMessage,
     list_names_in_document,
@@ -70,7 +70,7 @@ def test_a_table_shows_a_time_that_is_a_number_elsewhere(
 
 @pytest.mark.parametrize("method", ["print_rows", "print_row_stream"])
 def test_no_rows_are_an_empty_document(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = {kind: _printed(capsys, kind, method, [], COLUMNS, empty="no topics") for kind in KINDS}
+    found = {kind: _printed(capsys, kind, method, [], COLUMNS, empty="no topics") for kind in OUTPUT_KINDS}
     assert found == {
         "table": "(no topics)\n", "wide": "(no topics)\n", "json": "[]\n", "jsonl": "", "yaml": "[]\n", "name": ""
     }  # fmt: skip
@@ -91,7 +91,8 @@ def test_the_names_of_a_document() -> None:
 
 def test_what_is_done_is_a_document_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     done = {
-        kind: _printed(capsys, kind, "print_result_text", "topic a made", topic="a", partitions=2) for kind in KINDS
+        kind: _printed(capsys, kind, "print_result_text", "topic a made", topic="a", partitions=2)
+        for kind in OUTPUT_KINDS
     }
     assert done["table"] == done["wide"] == "topic a made\n"
     assert (

@@ -26,7 +26,7 @@ def ports(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
         for each in (one, other, third):
             each.bind(("127.0.0.1", 0))
         found = one.getsockname()[1], other.getsockname()[1], third.getsockname()[1]
-    monkeypatch.setattr(standalone, "PORT", found[0])
+    monkeypatch.setattr(standalone, "DEFAULT_PORT", found[0])
     monkeypatch.setattr(standalone, "PULSAR_PORTS", (found[1], 0))
     monkeypatch.setattr(standalone, "HTTP_PORTS", (found[2], 0))
     return found
@@ -53,7 +53,7 @@ def _given(folder: Path, port: int | None) -> standalone.StandaloneOptions:
     pulsar = standalone._protocol_endpoint("127.0.0.1", port, None, standalone.PULSAR_PORTS[0], "Pulsar's protocol")
     http = standalone._protocol_endpoint("127.0.0.1", port, None, standalone.HTTP_PORTS[0], "HTTP")
     return standalone.StandaloneOptions(
-        folder, Endpoint("127.0.0.1", standalone.PORT if port is None else port), pulsar, http
+        folder, Endpoint("127.0.0.1", standalone.DEFAULT_PORT if port is None else port), pulsar, http
     )
 
 

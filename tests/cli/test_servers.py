@@ -35,7 +35,7 @@ async def test_a_server_that_was_ready_or_cannot_start_at_all_is_not_begun_again
         with pytest.raises(MagnetarError):
             await servers.start_until_ready(SystemClock(), starts, starts.is_ready, pause_s=0.0)
         assert starts.count == 1
-    monkeypatch.setattr(servers, "WAIT_S", 0.0)
+    monkeypatch.setattr(servers, "METADATA_WAIT_S", 0.0)
     late = Starts(ConnectionLost("cut"), ConnectionLost("cut"), ready_at=9)
     with pytest.raises(ConnectionLost):
         await servers.start_until_ready(SystemClock(), late, late.is_ready, pause_s=0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from magnetar.cli.admin import support_bundle
-from magnetar.cli.admin.support_bundle import BLANKED, FILES, redact_text, redact_values
+from magnetar.cli.admin.support_bundle import BUNDLED_FILES, REDACTED_TEXT, redact_text, redact_values
 from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_here
 
@@ -41,14 +41,14 @@ PLANTED = {
 def test_what_looks_like_a_secret_is_blanked_in_any_text(name: str) -> None:
     form, secret = PLANTED[name]
     found = redact_text(f"before\n{form.format(secret)}\nafter 7")
-    assert BLANKED in found
+    assert REDACTED_TEXT in found
     assert not [part for part in secret.split("\n") if part in found]
     assert found.startswith("before\n")
     assert found.endswith("\nafter 7")
 
 
 def test_a_key_whose_beginning_was_cut_off_is_blanked() -> None:
-    assert redact_text("planted0\nplanted1\n-----END PRIVATE KEY-----\nafter 7") == f"{BLANKED}\nafter 7"
+    assert redact_text("planted0\nplanted1\n-----END PRIVATE KEY-----\nafter 7") == f"{REDACTED_TEXT}\nafter 7"
 
 
 @pytest.mark.parametrize("part", ["a", "secret", "-", "secret-", "://a:", "-----BEGIN A PRIVATE KEY-----", "data:",
@@ -70,15 +70,16 @@ def test_values_are_blanked_by_their_names_and_the_document_stays_one() -> None:
     }  # fmt: skip
     found = json.loads(redact_text(json.dumps(redact_values(given))))
     assert found == {
-        "token": BLANKED, "client_secret": BLANKED, "bytes": 5, "password": BLANKED, "private_key": BLANKED,
-        "nested": [{"name": "oidc_secret", "value": BLANKED, "source": "file"}, {"name": "cache_bytes", "value": "9"}],
+        "token": REDACTED_TEXT, "client_secret": REDACTED_TEXT, "bytes": 5, "password": REDACTED_TEXT,
+        "private_key": REDACTED_TEXT, "nested": [{"name": "oidc_secret", "value": REDACTED_TEXT, "source": "file"},
+        {"name": "cache_bytes", "value": "9"}],
     }  # fmt: skip
 
 
 def test_what_would_be_in_it_is_listed_and_no_server_is_asked() -> None:
     done = run_here("support-bundle", "--dry-run", "-o", "name", "--url", "magnetar://127.0.0.1:1")
     assert done.code == 0, done.err
-    assert done.out.split("\n")[:-1] == [each.name for each in FILES]
+    assert done.out.split("\n")[:-1] == [each.name for each in BUNDLED_FILES]
 
 
 @pytest.mark.parametrize("security", [None, "security.toml"])
@@ -129,7 +130,9 @@ def test_planted_secrets_payloads_keys_and_properties_are_not_in_a_bundle(starte
 
     folders = {name.split("/")[1] for name in texts if name.endswith("/settings.json")}
     (folder,) = folders
-    expected = {each.name.replace("BROKER", folder).replace("config/NAME", "config/magnetar.toml") for each in FILES}
+    expected = {
+        each.name.replace("BROKER", folder).replace("config/NAME", "config/magnetar.toml") for each in BUNDLED_FILES
+    }
     (bookie,) = (name.split("/")[2] for name in texts if name.startswith("magnetar-support/bookies/"))
     expected = {name.replace("bookies/BOOKIE.json", f"bookies/{bookie}") for name in expected}
     expected = {f"magnetar-support/{name.replace('logs/NAME', 'logs/broker.log')}" for name in expected}

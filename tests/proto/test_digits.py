@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.orphans import _numbers
-from magnetar.broker.subscription.core.redelivery_backoff import MAX_COUNT, check_properties, merge_dead_letter_policy
+from magnetar.broker.subscription.core.redelivery_backoff import (
+    MAX_COUNT_PROPERTY,
+    check_properties,
+    merge_dead_letter_policy,
+)
 from magnetar.metadata.records import CursorRecord
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidName, InvalidRequest
@@ -36,7 +40,7 @@ def test_digits_are_a_number() -> None:
 
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: ascii(text)[:12])
 def test_a_subscriptions_property_that_is_no_number_is_refused_and_a_stored_one_counts_as_unset(text: str) -> None:
-    properties = {MAX_COUNT: text}
+    properties = {MAX_COUNT_PROPERTY: text}
     with pytest.raises(InvalidRequest):
         check_properties(properties)
     assert merge_dead_letter_policy(

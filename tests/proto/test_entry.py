@@ -13,7 +13,7 @@ from magnetar.proto import entry
 from magnetar.proto.checksum import crc32c
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import (
-    KEYS_MAX,
+    ENCRYPTION_KEYS_MAX,
     EntryHeader,
     decode_batch,
     decode_message_columns_lazily,
@@ -295,14 +295,14 @@ def batched(item: bytes) -> tuple[EntryHeader, bytes]:
 
 
 def test_an_entry_is_encrypted_for_so_many_keys_at_most() -> None:
-    for count in (KEYS_MAX, KEYS_MAX + 1):
+    for count in (ENCRYPTION_KEYS_MAX, ENCRYPTION_KEYS_MAX + 1):
         head = metadata()
         for _ in range(count):
             head.encryption_keys.add(key="", value=b"")
-        if count == KEYS_MAX:
+        if count == ENCRYPTION_KEYS_MAX:
             parse_header(encode_client_part(head, b""))
         else:
-            with pytest.raises(CorruptEntry, match=f"{count} keys; the limit is {KEYS_MAX}"):
+            with pytest.raises(CorruptEntry, match=f"{count} keys; the limit is {ENCRYPTION_KEYS_MAX}"):
                 parse_header(encode_client_part(head, b""))
 
 

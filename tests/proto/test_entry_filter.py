@@ -52,7 +52,7 @@ def batch(several: Sequence[dict[str, str]], payloads: Sequence[bytes] = (), **f
 
 
 def unwanted(judge: EntryFilter, entry: bytes) -> int:
-    return judge.find_unwanted(parse(entry), entry)
+    return judge.find_unwanted_bits(parse(entry), entry)
 
 
 def test_a_message_alone_and_each_message_of_a_batch_are_judged_by_their_properties() -> None:

@@ -7,9 +7,9 @@ from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.expiry import (
-    EXPIRED_AT,
-    EXPIRES_AT,
-    RUNS_MAX,
+    EXPIRED_AT_PROPERTY,
+    EXPIRES_AT_PROPERTY,
+    EXPIRY_RUNS_MAX,
     EntryExpiry,
     ExpiryRun,
     find_entry_expiry,
@@ -24,17 +24,17 @@ def batches_of(times: list[int], *, key_based: bool = False) -> list[EntryExpiry
     """The expiry of each entry into which a producer puts messages with these times (0: never), and of how many."""
     batcher = Batcher(0, key_based=key_based)
     for at_ms in times:
-        properties = {EXPIRES_AT: str(at_ms)} if at_ms else {}
+        properties = {EXPIRES_AT_PROPERTY: str(at_ms)} if at_ms else {}
         batcher.add_message(OutgoingMessage(b"x", properties), None)
-    batcher.close()
+    batcher.close_batches()
     batcher.check()
     entries = [encode_batch_entry(each, "p", 1) for each in batcher.ready]
     headers = [parse_header(each) for each in entries]
     assert sum(each.num_messages for each in headers) == len(times)
-    assert all(len(each.metadata.expiry_runs) <= 3 * RUNS_MAX for each in headers)
+    assert all(len(each.metadata.expiry_runs) <= 3 * EXPIRY_RUNS_MAX for each in headers)
     found = []
     for header, entry in zip(headers, entries, strict=True):
-        told = [parse_expires_at({p.key: p.value for p in f.properties}.get(EXPIRES_AT)) for f, _ in
+        told = [parse_expires_at({p.key: p.value for p in f.properties}.get(EXPIRES_AT_PROPERTY)) for f, _ in
                 decode_batch(header, entry)]  # fmt: skip
         expiry = find_entry_expiry(header.metadata, entry, header.payload_offset, batched=header.batched)
         for now in range(8):
@@ -50,9 +50,9 @@ def test_the_head_of_each_entry_says_of_each_message_what_its_property_says(time
 
 
 def test_a_batch_that_would_need_too_many_runs_is_closed_and_plain_messages_between_cost_nothing() -> None:
-    first, second = batches_of([1 + number % 2 for number in range(RUNS_MAX + 1)])
+    first, second = batches_of([1 + number % 2 for number in range(EXPIRY_RUNS_MAX + 1)])
     assert first is not None
-    assert len(first.runs) == RUNS_MAX
+    assert len(first.runs) == EXPIRY_RUNS_MAX
     assert second is not None
     assert second.runs == (ExpiryRun(0, 1, 1),)
     assert batches_of([0] * 500) == [None]
@@ -62,7 +62,7 @@ def test_a_single_message_has_the_time_of_its_property_and_a_strange_value_count
     def of(value: str, **more: int) -> EntryExpiry | None:
         metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, **more)
         metadata.properties.add(key="other", value="7")
-        metadata.properties.add(key=EXPIRES_AT, value=value)
+        metadata.properties.add(key=EXPIRES_AT_PROPERTY, value=value)
         encoded = metadata.SerializeToString()
         return find_entry_expiry(
             metadata, encoded, len(encoded), batched=metadata.HasField("num_messages_in_batch")
@@ -93,9 +93,9 @@ def test_runs_that_contradict_the_batch_count_as_absent() -> None:
     wrong = ((1, 2), (3, 2, 7), (0, 0, 7), (0, 2, 7, 1, 1, 9), (0, 1, 0), (1 << 60, 1 << 60, 7), (0, 1, 1 << 63))
     for numbers in wrong:
         assert of(*numbers) is None, numbers
-    many = [number for at in range(RUNS_MAX + 1) for number in (at, 1, 7)]
+    many = [number for at in range(EXPIRY_RUNS_MAX + 1) for number in (at, 1, 7)]
     assert of(*many, count=1000) is None
 
 
 def test_a_letter_does_not_expire() -> None:
-    assert make_dead_letter_properties({"a": "b", EXPIRES_AT: "9"}) == {"a": "b", EXPIRED_AT: "9"}
+    assert make_dead_letter_properties({"a": "b", EXPIRES_AT_PROPERTY: "9"}) == {"a": "b", EXPIRED_AT_PROPERTY: "9"}

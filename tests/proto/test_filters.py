@@ -11,26 +11,26 @@ from hypothesis import strategies as st
 
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.filters import (
-    IN_MAX,
+    FILTER_NAMES_MAX,
+    FILTER_TOKENS_MAX,
+    IN_VALUES_MAX,
     LITERAL_CHARACTERS_MAX,
-    NAMES_MAX,
     NESTING_MAX,
     SYSTEM_NAMES,
     TEXT_CHARACTERS_MAX,
-    TOKENS_MAX,
     VALUE_CHARACTERS_MAX,
     And,
     Compare,
+    FilterNode,
+    FilterValue,
     In,
     IsNull,
     Like,
     Literal,
     Name,
-    Node,
     Not,
     Operand,
     Or,
-    Value,
     compare_values,
     parse_filter,
     read_number,
@@ -109,9 +109,9 @@ def test_what_a_filter_wants(text: str, wanted: list[dict[str, str]], unwanted: 
         ("a NOT 1", "BETWEEN", 6), ("a = 1e999", "a number", 4), ("/* x", "comment", 0), ("a; b", "';'", 1),
         ("NOT " * (NESTING_MAX + 1) + "a", "nested", 4 * NESTING_MAX),
         ("(" * 30 + "a" + ")" * 30, "nested", NESTING_MAX),
-        (" OR ".join(f"n{each} = 1" for each in range(NAMES_MAX + 1)), "names", None),
-        (f"a IN ({', '.join(['1'] * (IN_MAX + 1))})", "words and signs", None),
-        ("a = 1 AND " * TOKENS_MAX + "a", "words and signs", None),
+        (" OR ".join(f"n{each} = 1" for each in range(FILTER_NAMES_MAX + 1)), "names", None),
+        (f"a IN ({', '.join(['1'] * (IN_VALUES_MAX + 1))})", "words and signs", None),
+        ("a = 1 AND " * FILTER_TOKENS_MAX + "a", "words and signs", None),
         (f"a = '{'x' * (LITERAL_CHARACTERS_MAX + 1)}'", "characters", 4),
         ("a" * (TEXT_CHARACTERS_MAX + 1), "characters", TEXT_CHARACTERS_MAX),
     ],
@@ -151,7 +151,7 @@ def test_a_hostile_value_costs_no_more_than_its_length() -> None:
 # ---------------------------------------------------------------------------------------------------- the judge
 
 
-def _value(operand: Operand, properties: Mapping[str, str]) -> Value | None:
+def _value(operand: Operand, properties: Mapping[str, str]) -> FilterValue | None:
     if isinstance(operand, Literal):
         return operand.value
     if operand.is_system:
@@ -160,7 +160,7 @@ def _value(operand: Operand, properties: Mapping[str, str]) -> Value | None:
     return None if value is None or len(value) > VALUE_CHARACTERS_MAX else value
 
 
-def _as_kind(value: Value | None, kind: Value) -> Value | None:
+def _as_kind(value: FilterValue | None, kind: FilterValue) -> FilterValue | None:
     if value is None or type(value) is type(kind):
         return value
     if isinstance(kind, bool):
@@ -170,7 +170,7 @@ def _as_kind(value: Value | None, kind: Value) -> Value | None:
     return str(value) if isinstance(kind, str) else read_number(value)
 
 
-def _walk(node: Node, properties: Mapping[str, str]) -> bool | None:
+def _walk(node: FilterNode, properties: Mapping[str, str]) -> bool | None:
     """The truth of the expression by the rules' words, without a thought for speed."""
     match node:
         case Not(part):

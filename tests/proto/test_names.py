@@ -81,7 +81,7 @@ def test_any_text_is_a_topic_name_or_refused(text: str) -> None:
 
 IDS = st.builds(
     MessageId,
-    st.integers(-1, names.LONG_MAX), st.integers(-1, names.LONG_MAX), st.integers(-1, 1000), st.integers(-1, 1000),
+    st.integers(-1, names.INT64_MAX), st.integers(-1, names.INT64_MAX), st.integers(-1, 1000), st.integers(-1, 1000),
 )  # fmt: skip
 
 

@@ -4,12 +4,12 @@ import pytest
 
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.policies import (
-    NAMES,
+    POLICY_NAMES,
     Policies,
     check_policies,
+    complete_retention_pairs,
     decode_policies,
     encode_policies,
-    fill_retention,
     merge_policies,
     remove_policies,
 )
@@ -55,16 +55,18 @@ def test_what_no_policy_can_be_is_refused(wrong: Policies) -> None:
 
 
 def test_retention_by_one_of_time_and_size_has_no_limit_of_the_other() -> None:
-    assert fill_retention(Policies(retention_minutes=5)) == Policies(retention_minutes=5, retention_mib=-1)
-    assert fill_retention(Policies(retention_mib=5)) == Policies(retention_minutes=-1, retention_mib=5)
-    assert fill_retention(Policies(retention_minutes=0)) == Policies(retention_minutes=0, retention_mib=0)
-    assert fill_retention(Policies(unsubscribed_minutes=5)) == Policies(unsubscribed_minutes=5, unsubscribed_mib=-1)
-    assert fill_retention(Policies()) == Policies()
+    assert complete_retention_pairs(Policies(retention_minutes=5)) == Policies(retention_minutes=5, retention_mib=-1)
+    assert complete_retention_pairs(Policies(retention_mib=5)) == Policies(retention_minutes=-1, retention_mib=5)
+    assert complete_retention_pairs(Policies(retention_minutes=0)) == Policies(retention_minutes=0, retention_mib=0)
+    assert complete_retention_pairs(Policies(unsubscribed_minutes=5)) == Policies(
+        unsubscribed_minutes=5, unsubscribed_mib=-1
+    )
+    assert complete_retention_pairs(Policies()) == Policies()
 
 
 def test_nothing_set_is_always_right() -> None:
     assert check_policies(Policies()) == Policies()
-    assert len(NAMES) == len(set(NAMES))
+    assert len(POLICY_NAMES) == len(set(POLICY_NAMES))
 
 
 def test_a_quota_that_an_earlier_version_wrote_in_mebibytes_is_read() -> None:

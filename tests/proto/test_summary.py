@@ -15,12 +15,12 @@ from magnetar.proto.filters import (
     And,
     Compare,
     Filter,
+    FilterNode,
     In,
     IsNull,
     Like,
     Literal,
     Name,
-    Node,
     Not,
     Or,
     parse_filter,
@@ -34,14 +34,14 @@ FIELDS = {"message.key": "k", "message.size": 3, "message.event_time": None}
 _names = st.sampled_from([*(Name(each, False) for each in (*NAMES, "c")), *(Name(each, True) for each in FIELDS)])
 _values = st.sampled_from(["", "1", "x", "y", "true", "k", 1, 1.0, 3, -2, True, False])
 _operands = st.one_of(_names, _names, _values.map(Literal))
-_leaves: st.SearchStrategy[Node] = st.one_of(
+_leaves: st.SearchStrategy[FilterNode] = st.one_of(
     st.builds(Compare, st.sampled_from(["=", "=", "<", "<="]), _operands, _operands),
     st.builds(In, _names, st.lists(_values, min_size=1, max_size=3).map(tuple)),
     st.builds(lambda name, text: Like(name, (text,), is_whole=True), _names, st.sampled_from(["x", "1", ""])),
     st.builds(lambda name, text: Like(name, (text, ""), is_whole=False), _names, st.sampled_from(["x", "1", ""])),
     st.builds(IsNull, _names),
 )
-expressions: st.SearchStrategy[Node] = st.recursive(
+expressions: st.SearchStrategy[FilterNode] = st.recursive(
     _leaves,
     lambda inner: st.one_of(
         inner.map(Not),
@@ -73,12 +73,12 @@ def _weak_hashes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("_weak_hashes")
-@pytest.mark.parametrize("listed", [under_test.HASHES_MAX, 0], ids=["listed", "bloom"])
+@pytest.mark.parametrize("listed", [under_test.EXACT_HASHES_MAX, 0], ids=["listed", "bloom"])
 def test_what_a_filter_wants_may_match_whatever_the_hashes_are(listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "HASHES_MAX", listed)
+    monkeypatch.setattr(under_test, "EXACT_HASHES_MAX", listed)
 
     @given(expressions, messages, st.sampled_from([NAMES, ("a",), ("a", "b")]))
-    def check(expression: Node, batch: list[dict[str, str]], names: tuple[str, ...]) -> None:
+    def check(expression: FilterNode, batch: list[dict[str, str]], names: tuple[str, ...]) -> None:
         wanted = Filter("", expression, frozenset())
         if any(wanted.matches(properties, FIELDS.get) for properties in batch):
             assert may_match(expression, parse_summary(summarize(batch, names)))
@@ -103,8 +103,8 @@ def test_what_a_summary_proves(where: str, matches: bool) -> None:
 def test_a_summary_lists_few_values_filters_many_and_leaves_out_too_many() -> None:
     few = summarize([{"tag": str(each)} for each in range(32)], ("tag",))
     many = summarize([{"tag": str(each)} for each in range(150)], ("tag",))
-    assert (len(few), few[2 + 2 + 3]) == (2 + 2 + 3 + 1 + 4 * 32, under_test.HASHES)
-    assert (len(many), many[2 + 2 + 3]) == (8 + (150 * 10 + 7) // 8, under_test.BLOOM)
+    assert (len(few), few[2 + 2 + 3]) == (2 + 2 + 3 + 1 + 4 * 32, under_test.HASHES_FORM)
+    assert (len(many), many[2 + 2 + 3]) == (8 + (150 * 10 + 7) // 8, under_test.BLOOM_FORM)
     for summary, count in ((few, 32), (many, 150)):
         read = parse_summary(summary)
         found = [may_match(parse_filter(f"tag = '{each}'").root, read) for each in range(1000)]
@@ -124,5 +124,5 @@ def test_any_bytes_are_a_summary_or_say_nothing(noise: bytes) -> None:
 def test_a_summary_of_another_version_says_nothing() -> None:
     summary: Any = bytearray(summarize([{"a": "x"}], ("a",)))
     assert not may_match(parse_filter("a = 'y'").root, parse_summary(bytes(summary)))
-    summary[0] = under_test.VERSION + 1
+    summary[0] = under_test.SUMMARY_VERSION + 1
     assert may_match(parse_filter("a = 'y'").root, parse_summary(bytes(summary)))

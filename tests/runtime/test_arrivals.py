@@ -6,7 +6,7 @@ import random
 import pytest
 
 from magnetar.runtime import budget as module
-from magnetar.runtime.budget import WINDOW_MIN, ArrivingMessagesMemory
+from magnetar.runtime.budget import WINDOW_BYTES_MIN, ArrivingMessagesMemory
 
 MIB = 1 << 20
 
@@ -29,8 +29,8 @@ def test_windows_are_shared_out_and_the_first_ones_are_whole() -> None:
     granted = [arrivals.reserve_window(2 * MIB) for _ in range(1000)]
     assert granted[:8] == [2 * MIB] * 8
     assert granted == sorted(granted, reverse=True)
-    assert granted[-1] == WINDOW_MIN
-    assert arrivals.windows == sum(granted) <= 32 * MIB + 1000 * WINDOW_MIN
+    assert granted[-1] == WINDOW_BYTES_MIN
+    assert arrivals.windows == sum(granted) <= 32 * MIB + 1000 * WINDOW_BYTES_MIN
     for each in granted:
         arrivals.release_window(each)
     assert (arrivals.windows, arrivals.reserve_window(2 * MIB), arrivals.reserve_window(1000)) == (0, 2 * MIB, 1000)
@@ -73,7 +73,7 @@ async def test_long_messages_wait_in_turn_until_those_before_are_read() -> None:
 async def test_while_others_wait_one_that_does_not_come_is_cut_and_one_that_is_not_read_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "SLOW_S", 0.05)
+    monkeypatch.setattr(module, "SLOW_ARRIVAL_S", 0.05)
     arrivals = ArrivingMessagesMemory(20)
     slow, unread, waits = Message(), Message(), Message()
     assert arrivals.admit(slow, 5)

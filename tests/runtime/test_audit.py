@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.runtime.logs import ACTS_MAX, CALLERS_MAX, AuditLog, open_audit_log
+from magnetar.runtime.logs import LOGGED_CALLERS_MAX, OPERATION_REPEATS_MAX, AuditLog, open_audit_log
 from tests.security.test_token import Clock
 
 
@@ -47,9 +47,9 @@ def test_an_address_that_is_refused_again_and_again_writes_ten_lines_a_second_an
     first = [f"10.0.0.1:{port}" for port in range(10)]
     assert [line["from"] for line in lines] == [*first, "10.0.0.2:1", "10.0.0.1:50"]
     assert (len(lines[10]["why"]), lines[11]["left_out"]) == (256, 40)
-    for number in range(2 * CALLERS_MAX):
+    for number in range(2 * LOGGED_CALLERS_MAX):
         audit.record_refusal(Caller(f"10.{number}.0.1:1"), "Broker.Lookup", "the token has expired")
-    assert len(audit._denials) <= CALLERS_MAX
+    assert len(audit._denials) <= LOGGED_CALLERS_MAX
 
 
 PROGRAM, ADMIN = Principal("etl", PrincipalKind.CLIENT, "token"), Principal("admin", PrincipalKind.CLIENT, "token")
@@ -73,10 +73,10 @@ def test_a_role_that_acts_in_a_loop_writes_ten_lines_a_minute_of_an_act_and_how_
         audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.DeleteSubscription", f"t{number}", "NotFound")
     audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
     audit.log_operation(ADMIN, "10.0.0.2:1", "Admin.DeleteTopic", "t", "done", is_administration=True)
-    assert len(lines()) == 2 * ACTS_MAX + 2
+    assert len(lines()) == 2 * OPERATION_REPEATS_MAX + 2
     clock.now_ms += 61_000
     audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.CreateSubscription", "t", "done")
-    told = lines()[2 * ACTS_MAX + 2 :]
+    told = lines()[2 * OPERATION_REPEATS_MAX + 2 :]
     assert [(each["principal"], each["act"], each.get("left_out")) for each in told] == [
         ("client:etl", "Admin.DeleteSubscription", 490), ("client:etl", "Admin.CreateSubscription", 490)
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_no_act_of_administration_is_hidden_and_one_that_is_repeated_is_counted(
     audit.log_operation(ADMIN, "10.0.0.2:1", "Admin.CreateTopic", "same", "done", is_administration=True)
     found = [(each["act"], each["on"], each["result"]) for each in lines()]
     assert [each for _, each, _ in found if each != "same"] == [f"t{number}" for number in range(300)]
-    assert found.count(("Admin.CreateTopic", "same", "AlreadyExists")) == ACTS_MAX
+    assert found.count(("Admin.CreateTopic", "same", "AlreadyExists")) == OPERATION_REPEATS_MAX
     assert found[-1] == ("Admin.CreateTopic", "same", "done")
     clock.now_ms += 61_000
     audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
@@ -107,7 +107,7 @@ def test_what_the_audit_log_counts_is_bounded_and_said_before_it_is_forgotten(
     audit = AuditLog(Clock())
     for _ in range(25):
         audit.log_operation(PROGRAM, "10.0.0.1:1", "Admin.SkipMessages", "t", "done")
-    for number in range(2 * CALLERS_MAX):
+    for number in range(2 * LOGGED_CALLERS_MAX):
         audit.log_operation(ADMIN, "10.0.0.2:1", "Admin.DeleteTopic", f"t{number}", "done", is_administration=True)
-    assert len(audit._acts) <= CALLERS_MAX
+    assert len(audit._acts) <= LOGGED_CALLERS_MAX
     assert [each["act"] for each in lines() if each.get("left_out") == 15] == ["Admin.SkipMessages"]

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from magnetar.runtime import process as chance
-from magnetar.runtime.process import BLOCK_BYTES, SystemRandomNumbers
+from magnetar.runtime.process import RANDOM_BLOCK_BYTES, SystemRandomNumbers
 
 
 def test_no_byte_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_no_byte_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = SystemRandomNumbers()
     given = [rng.randbytes(48) for _ in range(200)]
     assert [len(each) for each in given] == [48] * 200
-    whole = BLOCK_BYTES // 48 * 48
+    whole = RANDOM_BLOCK_BYTES // 48 * 48
     assert b"".join(given) == b"".join(block[:whole] for block in drawn)[: 48 * 200]
     assert len(drawn) == 3
 
@@ -27,7 +27,7 @@ def test_no_byte_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_than_a_block_is_drawn_by_itself() -> None:
     rng = SystemRandomNumbers()
     rng.randbytes(1)
-    assert len(rng.randbytes(3 * BLOCK_BYTES)) == 3 * BLOCK_BYTES
+    assert len(rng.randbytes(3 * RANDOM_BLOCK_BYTES)) == 3 * RANDOM_BLOCK_BYTES
 
 
 def test_a_forked_process_has_bytes_of_its_own() -> None:

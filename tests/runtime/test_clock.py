@@ -3,7 +3,7 @@
 import pytest
 
 from magnetar.runtime import clock
-from magnetar.runtime.clock import HOLD_S, JUMP_MS, ServerClock
+from magnetar.runtime.clock import CLOCK_JUMP_CONFIRM_S, CLOCK_JUMP_MIN_MS, ServerClock
 
 DAY_MS = 86_400_000
 
@@ -32,18 +32,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-@pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS, JUMP_MS, -JUMP_MS])
+@pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS, CLOCK_JUMP_MIN_MS, -CLOCK_JUMP_MIN_MS])
 def test_a_jump_that_is_taken_back_never_counts(
     machine: Machine, jump_ms: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = ServerClock()
     right = machine.wall
     machine.wall += jump_ms
-    for _ in range(int(HOLD_S) - 1):
+    for _ in range(int(CLOCK_JUMP_CONFIRM_S) - 1):
         machine.run(1)
         assert told.wall_ms() == machine.wall - jump_ms
     machine.wall -= jump_ms
-    assert told.wall_ms() == machine.wall == right + 1000 * (int(HOLD_S) - 1)
+    assert told.wall_ms() == machine.wall == right + 1000 * (int(CLOCK_JUMP_CONFIRM_S) - 1)
     assert [each.levelname for each in caplog.records] == ["WARNING", "WARNING"]
 
 
@@ -52,7 +52,7 @@ def test_a_jump_that_lasts_counts(machine: Machine, jump_ms: int) -> None:
     told = ServerClock()
     machine.wall += jump_ms
     assert told.wall_ms() == machine.wall - jump_ms
-    machine.run(HOLD_S)
+    machine.run(CLOCK_JUMP_CONFIRM_S)
     assert told.wall_ms() == machine.wall
     machine.run(1)
     assert told.wall_ms() == machine.wall
@@ -60,7 +60,7 @@ def test_a_jump_that_lasts_counts(machine: Machine, jump_ms: int) -> None:
 
 def test_what_a_time_daemon_corrects_counts_at_once_however_often(machine: Machine) -> None:
     told = ServerClock()
-    for step in (JUMP_MS - 1, 1 - JUMP_MS, 500, -500) * 10:
+    for step in (CLOCK_JUMP_MIN_MS - 1, 1 - CLOCK_JUMP_MIN_MS, 500, -500) * 10:
         machine.wall += step
         assert told.wall_ms() == machine.wall
         machine.run(0.5)

@@ -87,7 +87,7 @@ async def test_the_ports_of_a_process_share_the_connections_and_refuse_more(
 ) -> None:
     """Two ports, of bytes and of gRPC; a place is free again when a connection ends."""
     monkeypatch.setattr(FileDescriptors, "connections_max", 5)
-    world, process, over = make_system_world(), descriptors.PROCESS, asyncio.Event()
+    world, process, over = make_system_world(), descriptors.PROCESS_DESCRIPTORS, asyncio.Event()
     monkeypatch.setattr(process, "connections", 0)
 
     async def service(stream: object) -> None:

@@ -33,9 +33,9 @@ def ask(server: HealthServer, path: str, method: str = "GET", **headers: str) ->
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HealthServer]:
-    monkeypatch.setattr(health, "HEARTBEAT", EventLoopHeartbeat())
-    monkeypatch.setattr(health, "HEALTH", Health())
-    health.HEARTBEAT.start()
+    monkeypatch.setattr(health, "LOOP_HEARTBEAT", EventLoopHeartbeat())
+    monkeypatch.setattr(health, "PROCESS_HEALTH", Health())
+    health.LOOP_HEARTBEAT.start()
     server = HealthServer.start(ANY)
     yield server
     await asyncio.to_thread(server.close)
@@ -53,7 +53,7 @@ async def test_readyz_has_a_line_for_each_reason_and_is_ok_without_one(server: H
     async def why_not_ready() -> Sequence[str]:
         return reasons
 
-    health.HEALTH.readiness = why_not_ready
+    health.PROCESS_HEALTH.readiness = why_not_ready
     assert await probe(server, "/readyz?verbose") == (503, "not ready: no session\nnot ready: no ledger\n")
     assert await probe(server, "/startz") == (200, "ok\n"), "ready or not"
     status, text = await probe(server, "/readyz", accept="application/json")
@@ -61,7 +61,7 @@ async def test_readyz_has_a_line_for_each_reason_and_is_ok_without_one(server: H
     reasons.clear()
     assert await probe(server, "/readyz/") == (200, "ok\n")
     assert await probe(server, "/readyz", "HEAD") == (200, "")
-    health.HEALTH.on_process_stopping()
+    health.PROCESS_HEALTH.on_process_stopping()
     assert await probe(server, "/readyz") == (503, "not ready: it is stopping\n")
     assert await probe(server, "/livez") == (200, "ok\n")
     assert (await probe(server, "/metrics"))[0] == 404
@@ -72,11 +72,11 @@ async def test_livez_is_answered_although_the_loop_hangs(
     server: HealthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ask(server, "/livez") == (200, "ok\n")  # this test blocks the loop while it asks
-    monkeypatch.setattr(health, "HUNG_S", 0.05)
-    monkeypatch.setattr(health, "READY_S", 0.05)
-    health.HEARTBEAT.beat_at = time.monotonic()
+    monkeypatch.setattr(health, "HUNG_AFTER_S", 0.05)
+    monkeypatch.setattr(health, "READINESS_TIMEOUT_S", 0.05)
+    health.LOOP_HEARTBEAT.beat_at = time.monotonic()
     assert "no answer of the event loop within 0.05 s" in ask(server, "/readyz")[1]
-    health.HEARTBEAT.beat_at = time.monotonic() - 7
+    health.LOOP_HEARTBEAT.beat_at = time.monotonic() - 7
     for path in ("/livez", "/readyz"):
         status, text = ask(server, path)
         assert status == 503
@@ -87,7 +87,7 @@ async def test_an_error_of_the_reasons_is_a_reason(server: HealthServer) -> None
     async def why_not_ready() -> Sequence[str]:
         raise ValueError("broken")
 
-    health.HEALTH.readiness = why_not_ready
+    health.PROCESS_HEALTH.readiness = why_not_ready
     status, text = await probe(server, "/readyz")
     assert (status, "broken" in text) == (503, True)
 
@@ -158,7 +158,7 @@ async def test_a_port_that_is_taken_is_an_error_and_one_that_was_closed_is_free(
 
 
 async def test_a_loop_that_was_held_up_shows_its_lag_and_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "BEAT_S", 0.01)
+    monkeypatch.setattr(health, "BEAT_INTERVAL_S", 0.01)
     heartbeat = EventLoopHeartbeat()
     assert (heartbeat.lag_s, heartbeat.busy_ratio, heartbeat.why_hanging()) == (0, 0, "")
     heartbeat.start()
@@ -205,7 +205,7 @@ def test_without_systemd_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_each_beat_is_told_if_systemd_watches_this_process(
     systemd: Callable[[str], socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "BEAT_S", 0.01)
+    monkeypatch.setattr(health, "BEAT_INTERVAL_S", 0.01)
     monkeypatch.setenv("WATCHDOG_USEC", "30000000")
     monkeypatch.setenv("WATCHDOG_PID", "1")
     assert not health.has_systemd_watchdog(), "it watches another process"

@@ -14,7 +14,7 @@ from magnetar.runtime import logs
 @pytest.fixture(autouse=True)
 def _loggers_as_before() -> Iterator[None]:
     """pytest has handlers of its own at a logger that tells its parents nothing: other tests would get lines twice."""
-    loggers = [logging.getLogger(name) for name in (None, logs.AUDIT, "asyncio", "grpc")]
+    loggers = [logging.getLogger(name) for name in (None, logs.AUDIT_LOGGER, "asyncio", "grpc")]
     before = [(each.handlers[:], each.level, each.propagate) for each in loggers]
     yield
     for each, (handlers, level, propagate) in zip(loggers, before, strict=True):

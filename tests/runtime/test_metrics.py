@@ -4,7 +4,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, MetricsPage, RecentQuantiles, format_labels
+from magnetar.runtime.metrics import (
+    DURATION_BOUNDS,
+    QUANTILE_WINDOW_S,
+    Histogram,
+    MetricsPage,
+    RecentQuantiles,
+    format_labels,
+)
 
 
 def text(page: MetricsPage) -> str:
@@ -61,15 +68,15 @@ def test_quantiles_are_of_the_last_minute_or_two_and_interpolated() -> None:
     for value in (0.5, 0.5, 0.5, 0.5):
         histogram.observe_value(value)
     assert recent.compute_quantiles("h", histogram, 30.0, [0.5, 1.0]) == [0.5, 1.0]
-    assert recent.compute_quantiles("h", histogram, 1 + RECENT_S, [0.5]) == [0.5]
+    assert recent.compute_quantiles("h", histogram, 1 + QUANTILE_WINDOW_S, [0.5]) == [0.5]
     for value in (3.0, 3.0, 9.0, 9.0):
         histogram.observe_value(value)
-    assert recent.compute_quantiles("h", histogram, 2 + RECENT_S, [0.75, 1.0]) == [4.0, 4.0], (
+    assert recent.compute_quantiles("h", histogram, 2 + QUANTILE_WINDOW_S, [0.75, 1.0]) == [4.0, 4.0], (
         "beyond the last bound: the bound"
     )
-    recent.compute_quantiles("h", histogram, 2 + 2 * RECENT_S, [0.5])
+    recent.compute_quantiles("h", histogram, 2 + 2 * QUANTILE_WINDOW_S, [0.5])
     assert (
-        recent.compute_quantiles("h", histogram, 3 + 3 * RECENT_S, [0.25, 0.5])
+        recent.compute_quantiles("h", histogram, 3 + 3 * QUANTILE_WINDOW_S, [0.25, 0.5])
         == [pytest.approx(float("nan"), nan_ok=True)] * 2
     ), "nothing was observed since"
 
@@ -110,7 +117,7 @@ def test_a_name_has_one_kind_one_set_of_labels_and_our_prefix() -> None:
         page.add_gauge("magnetar_y_total", "Y.", 1)
     with pytest.raises(AssertionError, match="rise"):
         Histogram((2, 1))
-    assert list(SECONDS) == sorted(SECONDS)
+    assert list(DURATION_BOUNDS) == sorted(DURATION_BOUNDS)
 
 
 @pytest.mark.parametrize("value", [0, 7, 999_999, 1_000_000, 123_456_789_012, -1, 0.5, 1e22, float("inf")])

@@ -121,7 +121,7 @@ async def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.Monk
     async def measure(page: MetricsPage) -> None:
         pass
 
-    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.1)
+    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.1)
     server = await MetricsServer.start(ANY, measure)
     reader, writer = await asyncio.open_connection(*server.endpoint)
     try:

@@ -5,14 +5,14 @@ import random
 import pytest
 
 from magnetar.runtime.schedule_core import (
+    CHILD_STOP_TIMEOUT_S,
     RETRY_MAX_S,
     RETRY_MIN_S,
-    SOUND_S,
-    STOP_S,
-    Effect,
+    STABLE_AFTER_S,
     Exit,
     ForkProcess,
     KillProcess,
+    ProcessEffect,
     ProcessSchedule,
     ReportServing,
     TerminateProcess,
@@ -50,8 +50,8 @@ def test_a_process_that_ends_before_all_serve_ends_the_server_with_its_code(code
 
 def test_a_process_that_was_sound_is_started_again_at_once_and_the_others_go_on() -> None:
     schedule = _serving()
-    assert schedule.on_process_exited("b1", 137, SOUND_S) == [ForkProcess("b1")]
-    assert schedule.on_process_ready("b1", SOUND_S + 1) == [], "the ready line comes once"
+    assert schedule.on_process_exited("b1", 137, STABLE_AFTER_S) == [ForkProcess("b1")]
+    assert schedule.on_process_ready("b1", STABLE_AFTER_S + 1) == [], "the ready line comes once"
     assert schedule.restarts == {"storage": 0, "b1": 1, "b2": 0}
 
 
@@ -68,7 +68,7 @@ def test_one_that_ends_at_once_again_and_again_waits_longer_each_time_up_to_a_bo
         now = at
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert (waits[0], waits[-1]) == (RETRY_MIN_S, RETRY_MAX_S)
-    now += SOUND_S
+    now += STABLE_AFTER_S
     assert schedule.on_process_exited("b1", 1, now) == [ForkProcess("b1")], "then it was sound"
 
 
@@ -88,18 +88,18 @@ def test_one_that_does_not_end_in_time_is_killed() -> None:
     schedule = _serving()
     assert schedule.stop(0, 0.0) == [TerminateProcess("b1"), TerminateProcess("b2")]
     assert schedule.on_process_exited("b1", 0, 1.0) == []
-    assert schedule.tick(STOP_S) == [KillProcess("b2")]
-    assert schedule.tick(STOP_S + 1) == []
-    assert schedule.on_process_exited("b2", 137, STOP_S + 1) == [TerminateProcess("storage")]
+    assert schedule.tick(CHILD_STOP_TIMEOUT_S) == [KillProcess("b2")]
+    assert schedule.tick(CHILD_STOP_TIMEOUT_S + 1) == []
+    assert schedule.on_process_exited("b2", 137, CHILD_STOP_TIMEOUT_S + 1) == [TerminateProcess("storage")]
 
 
 def test_a_process_with_its_own_time_to_end_is_killed_after_that() -> None:
-    schedule = ProcessSchedule([["storage", "broker"]], {"broker": STOP_S + 10})
+    schedule = ProcessSchedule([["storage", "broker"]], {"broker": CHILD_STOP_TIMEOUT_S + 10})
     schedule.start(0.0)
     schedule.stop(0, 0.0)
-    assert schedule.tick(STOP_S) == [KillProcess("storage")]
-    assert schedule.next_timer_at == STOP_S + 10
-    assert schedule.tick(STOP_S + 10) == [KillProcess("broker")]
+    assert schedule.tick(CHILD_STOP_TIMEOUT_S) == [KillProcess("storage")]
+    assert schedule.next_timer_at == CHILD_STOP_TIMEOUT_S + 10
+    assert schedule.tick(CHILD_STOP_TIMEOUT_S + 10) == [KillProcess("broker")]
 
 
 class Walk:
@@ -112,7 +112,7 @@ class Walk:
         self.exits: list[int] = []
         self.now = 0.0
 
-    def do(self, effects: list[Effect]) -> None:
+    def do(self, effects: list[ProcessEffect]) -> None:
         for effect in effects:
             match effect:
                 case ForkProcess(name):

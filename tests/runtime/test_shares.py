@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from magnetar.bookie.server import SHARES as OF_BOOKIE
+from magnetar.bookie.server import BOOKIE_MEMORY_SHARES as OF_BOOKIE
 from magnetar.bookie.server import BookieConfig
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.broker.server import SHARES as OF_BROKER
-from magnetar.metadata.server import SHARES as OF_METADATA
+from magnetar.broker.server import BROKER_MEMORY_SHARES as OF_BROKER
+from magnetar.metadata.server import METADATA_MEMORY_SHARES as OF_METADATA
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.config import (
     MIB,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.runtime.sim.world import Simulation
-from magnetar.runtime.tasks import RETRY_MAX_S, SOUND_S, Supervisor
+from magnetar.runtime.tasks import RETRY_MAX_S, STABLE_AFTER_S, Supervisor
 
 
 def in_a_process(test: Callable[[], Awaitable[None]]) -> Simulation:
@@ -67,7 +67,7 @@ def test_what_a_stranger_cancels_runs_again_and_is_well_after_a_while() -> None:
             await asyncio.sleep(5.0)
         assert len(running) == 4
         assert list(supervisor.failure_reasons) == ["part-work"]
-        await asyncio.sleep(SOUND_S)
+        await asyncio.sleep(STABLE_AFTER_S)
         assert supervisor.failure_reasons == {}
         assert supervisor.statistics() == {"background_tasks": 1, "background_failing": 0, "background_restarts": 3}
         await supervisor.close()

@@ -2,12 +2,12 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from magnetar.runtime.metrics import SECONDS, Histogram, MetricsPage, format_labels
+from magnetar.runtime.metrics import DURATION_BOUNDS, Histogram, MetricsPage, format_labels
 from magnetar.runtime.metrics_server import format_metrics_page
 
 
 def _page(topic: str, count: int) -> MetricsPage:
-    page, seconds = MetricsPage(), Histogram(SECONDS)
+    page, seconds = MetricsPage(), Histogram(DURATION_BOUNDS)
     seconds.observe_value(0.02)
     page.add_counter("magnetar_a_total", "A.", count)
     page.add_gauge("magnetar_g", "G.", count, topic=topic)

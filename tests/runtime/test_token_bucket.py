@@ -4,13 +4,13 @@ from itertools import pairwise
 
 import pytest
 
-from magnetar.runtime.token_bucket import RESOLUTION_S, TokenBucket
+from magnetar.runtime.token_bucket import WAIT_S_MIN, TokenBucket
 
 
 def test_l2_tokens_come_from_the_time_that_passed_and_may_be_owed() -> None:
     bucket = TokenBucket(100, now=0.0)
     bucket.spend_tokens(100, 0.0)
-    assert bucket.delay_s(0.0) == RESOLUTION_S, "empty: a moment"
+    assert bucket.delay_s(0.0) == WAIT_S_MIN, "empty: a moment"
     bucket.spend_tokens(250, 0.0)
     assert bucket.available_tokens(0.0) == -250
     assert bucket.delay_s(0.0) == 2.5

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.security.authority import FILES, OFF_SERVERS, write_secret
+from magnetar.security.authority import FILES_NOT_ON_SERVERS, SECURITY_FILES, write_secret
 from tests.support.processes import run_here
 
 
@@ -23,8 +23,8 @@ def test_a_complete_folder_is_kept_and_servers_get_all_but_the_keys_that_sign(tm
     folder, servers = tmp_path / "authority", tmp_path / "servers"
     assert init(folder, servers, "--keep")
     made = files(folder)
-    assert set(made) == set(FILES)
-    assert files(servers) == {name: data for name, data in made.items() if name not in OFF_SERVERS}
+    assert set(made) == set(SECURITY_FILES)
+    assert files(servers) == {name: data for name, data in made.items() if name not in FILES_NOT_ON_SERVERS}
     assert not [name for name in files(servers) if "admin" in name or "operator" in name], "of no server's business"
     modes = {name: (servers / name).stat().st_mode & 0o777 for name in files(servers)}
     assert all(modes[name] == 0o600 for name in modes if name.endswith((".token", "-key.pem")))

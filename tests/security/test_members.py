@@ -8,9 +8,9 @@ import pytest
 
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.store import ABSENT
+from magnetar.metadata.store import NODE_ABSENT
 from magnetar.proto.errors import CredentialsExpired, InvalidConfiguration, MagnetarError, Unauthenticated, Unauthorized
-from magnetar.runtime.access import OPEN, Caller, CallerAccess, Principal, PrincipalKind, TlsFiles
+from magnetar.runtime.access import OPEN_ACCESS, Caller, CallerAccess, Principal, PrincipalKind, TlsFiles
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
@@ -139,7 +139,7 @@ async def test_members_use_the_metadata_and_others_do_not(folder: Path, authorit
     server = await MetadataServer.start(world_of(folder, "metadata"), ANYWHERE, str(tmp_path / "m.sqlite"))
     try:
         member = await connect_metadata(world_of(folder, "broker"), server.endpoint)
-        await member.put("/tenants/t", b"x", ABSENT)
+        await member.put("/tenants/t", b"x", NODE_ABSENT)
         await member.close()
         other = tmp_path / "other"
         create_authority_files(other, ["127.0.0.1"], NOW, "one")  # of the same name, and another authority
@@ -163,7 +163,7 @@ async def test_members_use_the_metadata_and_others_do_not(folder: Path, authorit
 
 def with_tls(files: TlsFiles) -> World:
     world = make_system_world(1)
-    return replace(world, network=MemberNetwork(world.network, OPEN, CallerAccess(files)))
+    return replace(world, network=MemberNetwork(world.network, OPEN_ACCESS, CallerAccess(files)))
 
 
 async def test_a_renewed_certificate_is_used_at_the_next_connection(folder: Path, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_a_renewed_certificate_is_used_at_the_next_connection(folder: Path
         before = await connect_metadata(world, server.endpoint)
         issue_member_certificate(folder, "bookie", "other", [], NOW)
         after = await connect_metadata(world, server.endpoint)
-        await after.put("/bookies/cookies/x", b"x", ABSENT)
+        await after.put("/bookies/cookies/x", b"x", NODE_ABSENT)
         assert await before.get("/bookies/cookies/x") is not None
         await before.close()
         await after.close()

@@ -175,7 +175,7 @@ def test_a_new_scheme_of_the_header_is_one_row() -> None:
 
 
 def test_a_new_way_to_authenticate_is_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(settings.AUTHENTICATION_SECTIONS) <= set(settings.SECTIONS)
+    assert set(settings.AUTHENTICATION_SECTIONS) <= set(settings.SECURITY_SECTIONS)
     monkeypatch.setattr(settings, "AUTHENTICATION_SECTIONS", (*settings.AUTHENTICATION_SECTIONS, "members"))
     assert settings.SecuritySettings(members=settings.MembersSection()).authenticates_callers
     text = settings.list_sections(settings.AUTHENTICATION_SECTIONS)

@@ -25,11 +25,11 @@ from magnetar.runtime.tasks import SystemWorkers
 from magnetar.runtime.tcp import http_client
 from magnetar.runtime.tcp.http_client import JsonClient
 from magnetar.security.oidc import (
-    DISCOVERY,
-    DROP_S,
-    KEYS_MAX,
-    REFRESH_S,
-    RETRY_S,
+    DISCOVERY_PATH,
+    FETCH_RETRY_S,
+    KEYS_EXPIRE_S,
+    KEYS_PER_ISSUER_MAX,
+    KEYS_REFRESH_S,
     UNKNOWN_KID_S,
     OidcProvider,
     parse_issuer_keys,
@@ -67,7 +67,7 @@ async def test_the_issuers_keys_say_who_calls_and_are_fetched_once(issuer: Issue
     assert (found[0].kind, found[0].method, found[0].expires_ms) == (
         PrincipalKind.CLIENT, "token", (NOW_S + 60) * 1000
     )  # fmt: skip
-    assert issuer.asked == [DISCOVERY, "/keys"]
+    assert issuer.asked == [DISCOVERY_PATH, "/keys"]
 
 
 async def test_another_claim_and_several_audiences(issuer: Issuer) -> None:
@@ -167,11 +167,11 @@ async def test_keys_are_refreshed_after_18_hours_and_while_the_issuer_is_down_th
     clock = Clock()
     ours = provider(issuer, clock)
     await ours.verify_principal(token(issuer))
-    clock.now_ms += int(REFRESH_S * 1000)
+    clock.now_ms += int(KEYS_REFRESH_S * 1000)
     await ours.verify_principal(token(issuer, clock=clock))
     await _until(lambda: issuer.asked.count("/keys") == 2 and ours._issuers[issuer.url]._fetching is None)
-    issuer.answers[DISCOVERY] = 503
-    clock.now_ms += int((DROP_S - 1) * 1000)
+    issuer.answers[DISCOVERY_PATH] = 503
+    clock.now_ms += int((KEYS_EXPIRE_S - 1) * 1000)
     assert (await ours.verify_principal(token(issuer, clock=clock))).name == "ada"
     issuer.add_key("two")
     await asyncio.sleep(0.1)
@@ -180,8 +180,8 @@ async def test_keys_are_refreshed_after_18_hours_and_while_the_issuer_is_down_th
     clock.now_ms += 2000
     with pytest.raises(Unavailable):
         await ours.verify_principal(token(issuer, clock=clock))
-    del issuer.answers[DISCOVERY]
-    clock.now_ms += int(RETRY_S * 1000)
+    del issuer.answers[DISCOVERY_PATH]
+    clock.now_ms += int(FETCH_RETRY_S * 1000)
     assert (await ours.verify_principal(token(issuer, kid="two", clock=clock))).name == "ada"
 
 
@@ -195,8 +195,9 @@ async def _until(condition: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "answer"),
     [
-        (DISCOVERY, 500), (DISCOVERY, 302), (DISCOVERY, b"{"), (DISCOVERY, b"[]"), (DISCOVERY, b"x" * 300_000),
-        (DISCOVERY, b"[" * 100_000), (DISCOVERY, b'{"issuer": "http://other", "jwks_uri": "http://127.0.0.1:1/"}'),
+        (DISCOVERY_PATH, 500), (DISCOVERY_PATH, 302), (DISCOVERY_PATH, b"{"), (DISCOVERY_PATH, b"[]"),
+        (DISCOVERY_PATH, b"x" * 300_000),
+        (DISCOVERY_PATH, b"[" * 100_000), (DISCOVERY_PATH, b'{"issuer": "http://other", "jwks_uri": "http://127.0.0.1:1/"}'),
         ("/keys", 404), ("/keys", b"{}"), ("/keys", b'{"keys": [{"kty": "EC"}, 7]}'),
     ],
 )  # fmt: skip
@@ -209,9 +210,9 @@ async def test_an_issuer_that_does_not_answer_well_is_unavailable_and_is_not_ask
     for _ in range(3):
         with pytest.raises(Unavailable, match=issuer.url):
             await ours.verify_principal(token(issuer))
-    assert issuer.asked.count(DISCOVERY) == 1
+    assert issuer.asked.count(DISCOVERY_PATH) == 1
     issuer.answers.clear()
-    clock.now_ms += int(RETRY_S * 1000)
+    clock.now_ms += int(FETCH_RETRY_S * 1000)
     assert (await ours.verify_principal(token(issuer))).name == "ada"
 
 
@@ -222,7 +223,7 @@ async def test_a_redirect_is_not_followed_and_a_document_of_another_issuer_not_b
     assert "/moved" not in issuer.asked
     del issuer.answers["/keys"]
     said = {"issuer": issuer.url + "/", "jwks_uri": issuer.url + "/keys"}
-    issuer.answers[DISCOVERY] = json.dumps(said).encode()
+    issuer.answers[DISCOVERY_PATH] = json.dumps(said).encode()
     with pytest.raises(Unavailable, match="another issuer"):
         await provider(issuer, Clock()).verify_principal(token(issuer))
 
@@ -259,7 +260,7 @@ BEGUN = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n"
 def test_one_deadline_bounds_an_answer_that_trickles(
     monkeypatch: pytest.MonkeyPatch, scheme: str, sent: bytes
 ) -> None:
-    monkeypatch.setattr(http_client, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http_client, "REQUEST_TIMEOUT_S", 0.3)
     over = threading.Event()
 
     def trickle(listener: socket.socket) -> None:
@@ -346,7 +347,7 @@ def test_keys_that_do_not_verify_are_left_out() -> None:
     assert parse_issuer_keys({"keys": wrong}) == ()
     found = parse_issuer_keys({"keys": [*wrong, {**good, "kid": "a"}, {**strong, "kid": "a"}, {**strong, "kid": "b"}]})
     assert [(each.kid, each.algorithms) for each in found] == [("a", ("ES256",)), ("b", ("RS256", "RS384", "RS512"))]
-    assert parse_issuer_keys({"keys": [None] * KEYS_MAX + [good]}) == ()
+    assert parse_issuer_keys({"keys": [None] * KEYS_PER_ISSUER_MAX + [good]}) == ()
 
 
 VALUES = st.recursive(

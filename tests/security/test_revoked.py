@@ -34,7 +34,7 @@ file = "users.htpasswd"
 [broker]
 token = "broker.token"
 """
-SOON_S = callers.LOOK_S + watched.CHECK_S + 0.1
+SOON_S = callers.STREAM_CHECK_S + watched.FILE_CHECK_INTERVAL_S + 0.1
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     private(tmp_path / "secret.key", SECRET)
     private(tmp_path / "broker.token", b"x.y.z\n")
     private(tmp_path / "users.htpasswd", f"ada:{BCRYPT}\nbob:{SHA}\n".encode())
-    (tmp_path / "revoked.txt").write_text(revoked.HEAD)
+    (tmp_path / "revoked.txt").write_text(revoked.REVOCATION_FILE_HEADER)
     return tmp_path
 
 

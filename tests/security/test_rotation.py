@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.store import ABSENT
+from magnetar.metadata.store import NODE_ABSENT
 from magnetar.proto.errors import (
     InvalidConfiguration,
     MagnetarError,
@@ -30,7 +30,7 @@ from magnetar.security.authority import (
     issue_member_certificate,
 )
 from magnetar.security.settings import SecuritySettings
-from magnetar.security.token import KEYS_MAX
+from magnetar.security.token import PUBLIC_KEYS_MAX
 from tests.runtime.grpc.test_access import Ends, Gatekeeper, bearer, dial, listen, role
 from tests.runtime.grpc.test_access import ends as ends
 from tests.security.test_members import ANYWHERE, world_of
@@ -114,9 +114,9 @@ def test_a_broker_whose_own_token_is_refused_does_not_blame_the_caller(folder: P
 
 
 def test_a_file_of_many_public_keys_is_refused(folder: Path) -> None:
-    for _ in range(KEYS_MAX):
+    for _ in range(PUBLIC_KEYS_MAX):
         command(folder, "token", "key")
-    with pytest.raises(InvalidConfiguration, match=f"at most {KEYS_MAX}"):
+    with pytest.raises(InvalidConfiguration, match=f"at most {PUBLIC_KEYS_MAX}"):
         Authenticator(SecuritySettings.load(str(folder / "security.toml")), Clock())
 
 
@@ -157,7 +157,7 @@ async def test_the_authority_of_the_members_is_replaced_and_each_connects_at_eac
     async def all_connect() -> None:
         nonlocal steps
         steps += 1
-        await lasting.put(f"/tenants/t{steps}", b"x", ABSENT)
+        await lasting.put(f"/tenants/t{steps}", b"x", NODE_ABSENT)
         for member in (*worlds.values(), world_of(folder, "broker")):
             store = await connect_metadata(member, server.endpoint)
             assert await store.get(f"/tenants/t{steps}") is not None

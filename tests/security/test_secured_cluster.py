@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.cli.common.processes import Processes
 from magnetar.ledger.peer_format import (
-    NO_KEY,
+    NO_LEDGER_KEY,
     BookieOperation,
     BookieRequestFlags,
     BookieRequestHead,
@@ -124,7 +124,7 @@ def _bookies(secured: SecuredCluster) -> list[tuple[str, ...]]:
 REQUESTS = (
     (encode_ping_request(), ()),
     (encode_admin_request(), (b'{"verb": "gc-start"}',)),
-    (BookieRequestHead(BookieOperation.READ_LAC, BookieRequestFlags.FENCE, 1, -1, 0, 0, NO_KEY).encode(), ()),
+    (BookieRequestHead(BookieOperation.READ_LAC, BookieRequestFlags.FENCE, 1, -1, 0, 0, NO_LEDGER_KEY).encode(), ()),
 )
 
 
@@ -163,7 +163,7 @@ def test_a_stranger_that_knows_a_bookies_key_is_refused_as_no_member(secured: Se
         assert section is not None
         member = replace(world, network=make_member_network(world.network, section, "operator", world.clock))
         store = await connect_metadata(member, Endpoint.parse(secured.metadata.address))
-        [name, *_] = await store.children(paths.BOOKIES)
+        [name, *_] = await store.children(paths.AVAILABLE_BOOKIES)
         found = await get_record(store, paths.bookie(name), BookieRecord)
         assert found is not None
         access = PeerClientKeys(found[0].key, world.network.generate_keys())

@@ -15,7 +15,7 @@ import pytest
 import magnetar
 from magnetar.admin import Admin
 from magnetar.cli.common.processes import Process, Processes
-from magnetar.cli.migrate.copying import PRODUCER
+from magnetar.cli.migrate.copying import MIGRATION_NAME
 from magnetar.cli.migrate.source import decode_origin
 from magnetar.proto.entry import parse_header, split_broker_part
 from magnetar.proto.errors import NotFound
@@ -196,7 +196,7 @@ def test_subscriptions_begin_after_what_was_acknowledged_in_order(both: Both) ->
         consumer.close()
     both.migrate("--topics", "positions", "--subscriptions", "--admin-url", both.http)
     found = {each.name: each.backlog for each in both.admin.topic_stats("positions").subscriptions}
-    assert found == {"some": 20, "none": 60, "all": 0, PRODUCER: 60}, "a batch comes again whole"
+    assert found == {"some": 20, "none": 60, "all": 0, MIGRATION_NAME: 60}, "a batch comes again whole"
 
 
 # ------------------------------------------------------------------ interrupted
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_a_copy_with_130_and_how_to_go_on(both: Both) -> None:
     both.fill("stopped", 0, 20)
     held = both.here.create_producer("stopped", access_mode=magnetar.ProducerAccessMode.Exclusive)
     process = both.start("--topics", "stopped")
-    until(lambda: PRODUCER in _subscriptions(both, "stopped"))
+    until(lambda: MIGRATION_NAME in _subscriptions(both, "stopped"))
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert RESUMES in process.output()

@@ -16,7 +16,7 @@ from magnetar.client.connect.connections import make_client_world
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError, TopicNotFound, Unavailable, WrongProtocol
 from magnetar.proto.names import Position, TopicName
-from magnetar.runtime.access import NOTHING
+from magnetar.runtime.access import NO_CREDENTIALS
 from magnetar.runtime.network import Endpoint, World
 from tests.broker.pulsar.raw import Raw, T, simulate
 
@@ -26,7 +26,7 @@ TOPIC = TopicName.parse(T)
 
 
 def source_at(world: World, endpoint: Endpoint, timeout_s: float = 5.0) -> MigrationSource:
-    return MigrationSource(f"pulsar://{endpoint}", NOTHING, timeout_s, world)
+    return MigrationSource(f"pulsar://{endpoint}", NO_CREDENTIALS, timeout_s, world)
 
 
 async def filled(world: World, endpoint: Endpoint, count: int) -> Raw:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from magnetar.cli.run.metrics import SECOND, BookKeeperMetricWriter
+from magnetar.cli.run.metrics import BOOKKEEPER_METRICS, BookKeeperMetricWriter
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.metrics import Histogram, MetricsPage
 from tests.cli.run.test_metrics import Scrape, facts
@@ -33,8 +33,8 @@ def test_each_name_of_the_table_is_shown_with_our_number(started: Processes, tmp
     where, url = facts(server)["metrics"], server.wait_ready()
     assert run_here("produce", "orders", "-m", "x", "-n", "300", "--url", url).code == 0
     page = Scrape(where)
-    assert {second.name for second in SECOND} == WANTED
-    for second in SECOND:
+    assert {second.name for second in BOOKKEEPER_METRICS} == WANTED
+    for second in BOOKKEEPER_METRICS:
         kinds = {family.name: family.type for family in page.families}
         if kinds[second.name] == "summary":
             for i, ours in enumerate(second.ours):

@@ -52,10 +52,10 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
 
 
 async def test_up_to_two_thousand_topics_each_is_shown_and_above_that_the_largest() -> None:
-    page, text = await scrape(metrics.TOPICS_SHOWN)
+    page, text = await scrape(metrics.TOPIC_LEVEL_TOPICS_MAX)
     assert page.shown["magnetar_broker_topics_not_shown", ()] == 0
     assert text.count("\nmagnetar_topic_producers{") + text.startswith("magnetar_topic_producers{") == 2000
-    page, text = await scrape(metrics.TOPICS_SHOWN + 100)
+    page, text = await scrape(metrics.TOPIC_LEVEL_TOPICS_MAX + 100)
     assert text.count("\nmagnetar_topic_producers{") == 21, "those with a backlog, of which 50 would be shown"
     assert page.shown["magnetar_broker_topics_not_shown", ()] == 2079
     assert page.shown["magnetar_broker_backlog_messages", ()] == 210
@@ -94,7 +94,7 @@ async def test_a_request_may_ask_for_another_level_and_for_one_namespace(monkeyp
     assert topics_of(text) == {"public/n3"}, "of this namespace there are few"
     page, text = await scrape(50, "auto", MetricsQuery("topic", "public/none"))
     assert page.shown["magnetar_broker_topics_not_shown", ()] == 50
-    monkeypatch.setattr(metrics, "TOPICS_ASKED", 7)
+    monkeypatch.setattr(metrics, "REQUESTED_TOPICS_MAX", 7)
     page, text = await scrape(50, "none", MetricsQuery("topic"))
     assert page.shown["magnetar_broker_topics_not_shown", ()] == 43
 
@@ -105,7 +105,7 @@ async def test_pages_of_two_queries_are_each_served_again(monkeypatch: pytest.Mo
     async def measure(page: MetricsPage) -> None:
         made.append(page.query)
         series = page.add_series("magnetar_things", "gauge", "Things.")
-        series.lines += ["1\n"] * (metrics.PAGE_LINES + 1)
+        series.lines += ["1\n"] * (metrics.UNCACHED_LINES_MAX + 1)
 
     repeated = CachedMetricsPage(measure, SystemClock())
     queries = [MetricsQuery(), MetricsQuery("topic")]
@@ -135,11 +135,11 @@ async def test_a_page_of_many_lines_is_served_again_and_a_small_one_is_as_of_now
     for _ in range(3):
         await repeated(MetricsPage())
     assert made == 3
-    lines = metrics.PAGE_LINES + 1
+    lines = metrics.UNCACHED_LINES_MAX + 1
     pages = [MetricsPage() for _ in range(3)]
     await asyncio.gather(*map(repeated, pages))
     assert made == 4
     assert len({b"".join(page.series_chunks()) for page in pages}) == 1
-    now += metrics.PAGE_S
+    now += metrics.PAGE_CACHE_S
     await repeated(MetricsPage())
     assert made == 5

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from magnetar.asyncio import Client
 from magnetar.broker.node import survey
 from magnetar.cli.run.metrics import MeasuredParts
-from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
+from magnetar.cli.run.metrics_pulsar import OMITTED_METRICS, PULSAR_METRICS
 from magnetar.client.admin import AdminClient
 from magnetar.runtime.metrics import MetricsPage
 from magnetar.runtime.metrics_server import format_metrics_page
@@ -42,18 +42,18 @@ ASKED = {
 
 
 def test_each_metric_of_pulsars_boards_is_shown_with_its_labels_or_listed_as_left_out() -> None:
-    shown = {each.name: set(each.labels) for each in SHOWN}
+    shown = {each.name: set(each.labels) for each in PULSAR_METRICS}
     for name, labels in ASKED.items():
-        left = [beginning for beginning in LEFT_OUT if name.startswith(beginning)]
+        left = [beginning for beginning in OMITTED_METRICS if name.startswith(beginning)]
         assert (name in shown) != bool(left), name
         if name in shown:
             assert set(labels.split()) <= shown[name], name
-    unasked = [each for each in LEFT_OUT if not any(name.startswith(each) for name in ASKED)]
+    unasked = [each for each in OMITTED_METRICS if not any(name.startswith(each) for name in ASKED)]
     assert not unasked, "a row that no board asks for"
 
 
 async def test_the_page_has_each_of_them_and_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "SURVEY_S", 0.0)
+    monkeypatch.setattr(survey, "SURVEY_CACHE_S", 0.0)
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         url = f"magnetar://{broker.endpoint}"
@@ -75,7 +75,7 @@ async def test_the_page_has_each_of_them_and_their_numbers(tmp_path: Path, monke
             await measured(page)
     text = b"".join(format_metrics_page(page)).decode()
     samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
-    for row in SHOWN:
+    for row in PULSAR_METRICS:
         found = [each for each in samples if each.name == row.name]
         assert found, row.name
         assert set(found[0].labels) - {"quantile"} == set(row.labels), row.name

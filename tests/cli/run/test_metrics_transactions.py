@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from magnetar.broker.server import Broker
-from magnetar.cli.run.metrics import PULSAR_TXN, TXN_LATENCY, MeasuredParts
+from magnetar.cli.run.metrics import PULSAR_TXN_METRICS, TXN_LATENCY_METRIC_PREFIX, MeasuredParts
 from magnetar.client.client import Client
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from tests.broker.rest.http import Http, serving
@@ -87,11 +87,11 @@ async def test_what_transactions_did_is_counted_also_under_pulsars_names(tmp_pat
         assert shown.value("magnetar_subscription_pending_entries", **of_bills) == 1
         assert shown.value("magnetar_subscription_pending_transactions", **of_bills) == 1
 
-        for second in PULSAR_TXN:
+        for second in PULSAR_TXN_METRICS:
             labels = {"reason": "timeout"} if "timeout" in second.name else {}
-            if not second.name.startswith(TXN_LATENCY):
+            if not second.name.startswith(TXN_LATENCY_METRIC_PREFIX):
                 assert shown.value(second.name) == sum(shown.value(ours, **labels) for ours in second.ours), second.name
-        buckets = {name: shown.value(name) for name in shown.names() if name.startswith(TXN_LATENCY)}
+        buckets = {name: shown.value(name) for name in shown.names() if name.startswith(TXN_LATENCY_METRIC_PREFIX)}
         assert len(buckets) == 14
         assert sum(buckets.values()) == 3, "each transaction is in one bucket"
         assert shown.value("pulsar_txn_active_count", cluster="c") == 1
@@ -99,8 +99,10 @@ async def test_what_transactions_did_is_counted_also_under_pulsars_names(tmp_pat
         acked = {"namespace": "public/default", **of_bills, "status": "succeed"}
         assert shown.value("pulsar_txn_tp_committed_count_total", **acked) == 2
         ours = {name for name in shown.names() if name.startswith("pulsar_txn_")}
-        foreign = {name for name in ours if not name.startswith(TXN_LATENCY)}
-        assert foreign == {second.name for second in PULSAR_TXN if not second.name.startswith(TXN_LATENCY)}
+        foreign = {name for name in ours if not name.startswith(TXN_LATENCY_METRIC_PREFIX)}
+        assert foreign == {
+            second.name for second in PULSAR_TXN_METRICS if not second.name.startswith(TXN_LATENCY_METRIC_PREFIX)
+        }
 
         plain = await page(http, broker, pulsar=False)
         assert not [name for name in plain.names() if name.startswith("pulsar_")]

@@ -173,7 +173,7 @@ async def test_a_stream_ends_with_the_credentials_of_its_caller(ends: Ends) -> N
 async def test_a_stream_ends_soon_after_the_credentials_of_its_caller_lapse_and_others_go_on(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "LOOK_S", 0.1)
+    monkeypatch.setattr(callers, "STREAM_CHECK_S", 0.1)
     guards = Gatekeeper(), Gatekeeper()
     listeners = [await listen(ends, ListenerAccess(guard)) for guard in guards]
     streams = [dial(ends, each, bearer("good")).stream(CONNECT) for each in listeners]

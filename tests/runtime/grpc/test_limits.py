@@ -16,7 +16,7 @@ from magnetar.runtime.access import Caller, CallerAccess, CallerLimits, Listener
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.limits import find_caller_network
-from magnetar.runtime.grpc.server import STRANGER_LOOKS, RunningGrpcServer, serve
+from magnetar.runtime.grpc.server import STRANGER_CHECKS, RunningGrpcServer, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, find_rpc
 
 HERE = Endpoint("127.0.0.1", 0)
@@ -180,7 +180,7 @@ async def test_strangers_have_a_share_of_the_connections_and_leave_for_those_tha
     assert (len(listener.strangers), len(listener.connections)) == (19, 21)
     for stranger in list(listener.strangers):
         stranger.is_ready = True  # it sent its settings, and makes no call
-        for _ in range(STRANGER_LOOKS):
+        for _ in range(STRANGER_CHECKS):
             stranger.liveness.received = True
             stranger.liveness.check_alive()
     assert not len(listener.strangers)

@@ -12,7 +12,7 @@ import pytest
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, CallerLimits, ListenerAccess, Principal
-from magnetar.runtime.budget import WINDOW_MIN, ArrivingMessagesMemory, CallerMemory, MemoryBudget
+from magnetar.runtime.budget import WINDOW_BYTES_MIN, ArrivingMessagesMemory, CallerMemory, MemoryBudget
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.config import measure_machine_memory
 from magnetar.runtime.grpc.client import connect
@@ -142,7 +142,7 @@ async def test_many_that_send_their_most_at_once_hold_what_one_bound_says_and_al
             streams[-1].send_nowait(publish(size))
     await until(lambda: len(arrivals._waiting) >= 10)
     await asyncio.sleep(0.3)
-    assert arrivals.windows < 2 * MIB + 40 * WINDOW_MIN, "40 whole windows would be 80 MiB"
+    assert arrivals.windows < 2 * MIB + 40 * WINDOW_BYTES_MIN, "40 whole windows would be 80 MiB"
     assert arrivals.long <= 3 * MIB + 1024, "a lone one, which is longer than the bound"
     place.broker.go.set()
     await until(lambda: place.broker.taken == 40 * (4 * MIB + (100 << 10) + 10))

@@ -24,7 +24,7 @@ from magnetar.proto.errors import (
     Unavailable,
     WrongProtocol,
 )
-from magnetar.runtime.access import OPEN, CallerAccess, ListenerAccess
+from magnetar.runtime.access import OPEN_ACCESS, CallerAccess, ListenerAccess
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client
 from magnetar.runtime.grpc.client import GrpcChannel, connect
@@ -67,7 +67,7 @@ class Bench:
         self.ends: list[GrpcChannel | RunningGrpcServer] = []
 
     async def serve(self, lookup: Lookup | None = None, connect: Connect | None = None) -> RunningGrpcServer:
-        serving = await serve(LOCAL, [("Broker", Handler(lookup, connect))], OPEN, SystemClock())
+        serving = await serve(LOCAL, [("Broker", Handler(lookup, connect))], OPEN_ACCESS, SystemClock())
         self.ends.append(serving)
         return serving
 
@@ -196,7 +196,7 @@ async def test_nobody_there_is_definite_and_the_channel_works_when_somebody_is(b
     assert raised.value.definite
     with pytest.raises(Unavailable):
         await channel.stream(CONNECT).receive()
-    serving = await serve(endpoint, [("Broker", Handler(lookup))], OPEN, SystemClock())
+    serving = await serve(endpoint, [("Broker", Handler(lookup))], OPEN_ACCESS, SystemClock())
     bench.ends.append(serving)
     async with asyncio.timeout(SOON_S):
         while True:
@@ -247,7 +247,7 @@ async def test_a_port_that_accepts_and_stays_silent_may_speak_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped process, or a link that passes nothing: who tries again finds it."""
-    monkeypatch.setattr(client, "CONNECT_S", 0.2)
+    monkeypatch.setattr(client, "CONNECT_TIMEOUT_S", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -272,7 +272,7 @@ async def test_a_call_above_the_limit_is_too_large(bench: Bench) -> None:
 async def test_a_taken_port_is_busy_and_named(bench: Bench) -> None:
     serving = await bench.serve()
     with pytest.raises(Busy, match=str(serving.endpoint)):
-        await serve(serving.endpoint, [], OPEN, SystemClock())
+        await serve(serving.endpoint, [], OPEN_ACCESS, SystemClock())
 
 
 async def test_garbage_on_the_port_harms_nobody(bench: Bench) -> None:

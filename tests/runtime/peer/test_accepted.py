@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from magnetar.runtime.descriptors import PROCESS
+from magnetar.runtime.descriptors import PROCESS_DESCRIPTORS
 from tests.runtime.peer.test_peers import SOON_S, Bench, echo
 
 FREE = 8
@@ -28,8 +28,8 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_connections_above_the_bound_are_cut_and_those_that_are_open_go_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = PROCESS.connections
-    monkeypatch.setattr(type(PROCESS), "connections_max", before + FREE)
+    before = PROCESS_DESCRIPTORS.connections
+    monkeypatch.setattr(type(PROCESS_DESCRIPTORS), "connections_max", before + FREE)
     server = await bench.serve(echo)
     peer = bench.peer(server.endpoint)
     async with asyncio.timeout(SOON_S):
@@ -42,18 +42,18 @@ async def test_connections_above_the_bound_are_cut_and_those_that_are_open_go_on
         assert (await peer.request(b"2", timeout_s=SOON_S)).head == b"2"
     for each in strangers:
         each.close()
-    await until(lambda: PROCESS.connections == before + 1)
+    await until(lambda: PROCESS_DESCRIPTORS.connections == before + 1)
     later = bench.peer(server.endpoint)
     async with asyncio.timeout(SOON_S):
         assert (await later.request(b"3", timeout_s=SOON_S)).head == b"3"
     await bench.close()
     bench.ends.clear()
-    assert PROCESS.connections == before, "each place is given back"
+    assert PROCESS_DESCRIPTORS.connections == before, "each place is given back"
 
 
 async def test_a_stranger_that_says_nothing_gives_its_place_back(bench: Bench) -> None:
-    before = PROCESS.connections
+    before = PROCESS_DESCRIPTORS.connections
     server = await bench.serve(echo)
     with socket.create_connection(("127.0.0.1", server.endpoint.port)):
-        await until(lambda: PROCESS.connections == before + 1)
-        await until(lambda: PROCESS.connections == before)
+        await until(lambda: PROCESS_DESCRIPTORS.connections == before + 1)
+        await until(lambda: PROCESS_DESCRIPTORS.connections == before)

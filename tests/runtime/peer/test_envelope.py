@@ -5,7 +5,7 @@ import random
 import pytest
 
 from magnetar.runtime.peer.envelope import (
-    INLINE_BYTES,
+    INLINE_FRAME_BYTES_MAX,
     MULTIPART_BYTES_MAX,
     EnvelopeKind,
     MalformedEnvelope,
@@ -27,8 +27,8 @@ def test_the_documented_bytes_of_a_request() -> None:
 
 
 def test_small_frames_lie_in_the_header_and_large_ones_travel_as_parts() -> None:
-    large = bytes(INLINE_BYTES + 1)
-    small = bytes(INLINE_BYTES)
+    large = bytes(INLINE_FRAME_BYTES_MAX + 1)
+    small = bytes(INLINE_FRAME_BYTES_MAX)
     parts = encode_envelope(
         EnvelopeKind.REPLIES, IDENTITY, [(1, b"a", [small, large, b""]), (2, b"", ()), (3, b"c", [large])]
     )

@@ -10,20 +10,20 @@ from magnetar.runtime.access import Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import (
-    CLEAR,
     COALESCE_BYTES,
+    NO_PEER_KEYS,
     Endpoint,
     Peer,
     PeerClientKeys,
     PeerReply,
+    PeerRequest,
     PeerServerKeys,
     PeerService,
-    Request,
     RunningPeerServer,
 )
 from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InProcessNetwork
-from magnetar.runtime.peer.sockets import TURN_BYTES
+from magnetar.runtime.peer.sockets import BYTES_PER_TURN
 from magnetar.runtime.process import SystemNetwork
 
 from .test_peers import IDENTITY, LOCAL, OTHER, SOON_S, Ends, echo, outcome
@@ -43,7 +43,9 @@ class Bench(Ends):
         self.ends.append(server)
         return server
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes = IDENTITY, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(
+        self, endpoint: Endpoint, identity: bytes = IDENTITY, access: PeerClientKeys = NO_PEER_KEYS
+    ) -> Peer:
         peer = self.network.connect_peer(endpoint, identity, access)
         self.ends.append(peer)
         return peer
@@ -72,7 +74,7 @@ async def test_what_is_asked_and_answered_is_handed_over_as_it_is(bench: Bench) 
 async def test_requests_of_one_turn_reach_the_service_together_and_in_a_later_turn(bench: Bench) -> None:
     batches: list[list[bytes]] = []
 
-    def service(requests: Sequence[Request]) -> None:
+    def service(requests: Sequence[PeerRequest]) -> None:
         batches.append([request.head for request in requests])
         echo(requests)
 
@@ -86,7 +88,7 @@ async def test_requests_of_one_turn_reach_the_service_together_and_in_a_later_tu
 
 
 async def test_requests_may_be_answered_in_any_order_and_once(bench: Bench) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     server = await bench.serve(held.extend)
     peer = bench.connect_peer(server.endpoint)
     ended: list[int] = []
@@ -104,7 +106,7 @@ async def test_requests_may_be_answered_in_any_order_and_once(bench: Bench) -> N
 
 
 async def test_a_request_is_local_and_says_over_which_connection_it_came(bench: Bench) -> None:
-    came: list[Request] = []
+    came: list[PeerRequest] = []
     server = await bench.serve(came.extend)
     for peer in (bench.connect_peer(server.endpoint), bench.connect_peer(server.endpoint)):
         for _ in range(3):
@@ -115,7 +117,7 @@ async def test_a_request_is_local_and_says_over_which_connection_it_came(bench: 
 
 
 async def test_a_server_with_another_identity_refuses_and_its_service_is_not_called(bench: Bench) -> None:
-    came: list[Request] = []
+    came: list[PeerRequest] = []
     server = await bench.serve(came.extend)
     assert isinstance(
         await outcome(bench.connect_peer(server.endpoint, OTHER).request(b"", timeout_s=SOON_S)), WrongIdentity
@@ -162,7 +164,7 @@ async def test_keys_are_proved_through_the_socket(bench: Bench) -> None:
 
 
 async def test_no_answer_in_time_is_timed_out_and_a_late_one_is_dropped(bench: Bench) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     server = await bench.serve(held.extend)
     peer = bench.connect_peer(server.endpoint)
     short = peer.request(b"short", timeout_s=0.05)
@@ -176,7 +178,7 @@ async def test_no_answer_in_time_is_timed_out_and_a_late_one_is_dropped(bench: B
 
 
 async def test_a_server_that_closes_fails_what_has_no_answer_and_its_successor_serves(bench: Bench) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     first = await bench.serve(held.extend)
     peer = bench.connect_peer(first.endpoint)
     futures = [peer.request(b"", timeout_s=SOON_S * 10) for _ in range(3)]
@@ -193,7 +195,7 @@ async def test_a_server_that_closes_fails_what_has_no_answer_and_its_successor_s
 
 
 async def test_closing_a_peer_fails_what_is_in_flight_and_what_comes_after(bench: Bench) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     server = await bench.serve(held.extend)
     peer, other = bench.connect_peer(server.endpoint), bench.connect_peer(server.endpoint)
     future = peer.request(b"taken", timeout_s=SOON_S)
@@ -221,7 +223,7 @@ async def test_what_a_server_has_not_taken_is_bounded(bench: Bench, monkeypatch:
 async def test_a_server_takes_a_few_mebibytes_at_a_time(bench: Bench) -> None:
     sizes: list[int] = []
 
-    def service(requests: Sequence[Request]) -> None:
+    def service(requests: Sequence[PeerRequest]) -> None:
         sizes.append(sum(len(request.frames[0]) for request in requests))
         echo(requests)
 
@@ -229,31 +231,31 @@ async def test_a_server_takes_a_few_mebibytes_at_a_time(bench: Bench) -> None:
     peer = bench.connect_peer(server.endpoint)
     await asyncio.gather(*[peer.request(b"", [bytes(1 << 20)], timeout_s=SOON_S) for _ in range(40)])
     assert sum(sizes) == 40 << 20
-    assert max(sizes) <= TURN_BYTES + COALESCE_BYTES
+    assert max(sizes) <= BYTES_PER_TURN + COALESCE_BYTES
 
 
 async def test_a_server_that_is_slowed_down_takes_a_batch_of_one_peer_in_turn(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inside, "SLOW_S", 0.001)
+    monkeypatch.setattr(inside, "SLOWED_RECEIVE_S", 0.001)
     taken: list[list[bytes]] = []
 
-    def service(requests: Sequence[Request]) -> None:
+    def service(requests: Sequence[PeerRequest]) -> None:
         taken.append([request.head for request in requests])
         echo(requests)
 
     server = await bench.serve(service)
     sender, other = bench.connect_peer(server.endpoint), bench.connect_peer(server.endpoint)
-    server.slow_down(True)
+    server.receive_slowly(True)
     futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=SOON_S) for number in range(20)]
     fence = other.request(b"a fence", timeout_s=SOON_S)
     assert (await fence).head == b"a fence"
     assert taken[:2] == [[b"0"], [b"a fence"]], "the other one waits for a turn, not for what others wait with"
-    monkeypatch.setattr(inside, "SLOW_S", SOON_S)
+    monkeypatch.setattr(inside, "SLOWED_RECEIVE_S", SOON_S)
     taken.clear()
     while not taken:  # the turn that was armed before  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    server.slow_down(False)  # the next one would be too late for their deadlines
+    server.receive_slowly(False)  # the next one would be too late for their deadlines
     assert [(await future).head for future in futures] == [b"%d" % number for number in range(20)]
 
 
@@ -295,7 +297,7 @@ async def test_an_asker_that_fails_with_its_answer_keeps_no_other_one_from_their
 
 
 async def test_what_is_posted_gets_an_outcome_or_is_refused_at_once(bench: Bench) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     server = await bench.serve(held.extend)
     peer, told = bench.connect_peer(server.endpoint), Told()
     told.heads.append(b"")

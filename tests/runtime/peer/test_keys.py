@@ -8,7 +8,7 @@ import pytest
 from magnetar.proto.errors import ConnectionLost, Unauthorized, Unavailable
 from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.network import Endpoint, KeyPair, PeerClientKeys, PeerServerKeys, Request
+from magnetar.runtime.network import Endpoint, KeyPair, PeerClientKeys, PeerRequest, PeerServerKeys
 from magnetar.runtime.peer.client import ZmqPeer
 from magnetar.runtime.peer.server import serve
 from magnetar.runtime.peer.sockets import ZmqContext, new_keys
@@ -46,7 +46,7 @@ class Keyed(Ends):
         self.ends.append(server)
         return server.endpoint
 
-    def service(self, requests: list[Request]) -> None:  # type: ignore[override]
+    def service(self, requests: list[PeerRequest]) -> None:  # type: ignore[override]
         for request in requests:
             request.reply(request.principal.name.encode() if request.principal else b"?")
 

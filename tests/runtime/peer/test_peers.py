@@ -12,7 +12,7 @@ import zmq
 
 from magnetar.cli.common.processes import find_free_port
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
-from magnetar.runtime.access import OPEN
+from magnetar.runtime.access import OPEN_ACCESS
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server as grpc_server
 from magnetar.runtime.network import (
@@ -20,8 +20,8 @@ from magnetar.runtime.network import (
     Endpoint,
     Peer,
     PeerReply,
+    PeerRequest,
     PeerService,
-    Request,
     RunningPeerServer,
 )
 from magnetar.runtime.peer import client as peers
@@ -39,7 +39,7 @@ OTHER = b"bookie-number-02"
 SOON_S = 30.0  # a bound for the test, not a time it measures
 
 
-def echo(requests: Sequence[Request]) -> None:
+def echo(requests: Sequence[PeerRequest]) -> None:
     for request in requests:
         request.reply(request.head, request.frames)
 
@@ -104,7 +104,7 @@ async def test_a_request_comes_back_with_its_head_and_frames(bench: Bench) -> No
 async def test_requests_of_one_turn_leave_and_return_as_one_multipart(bench: Bench) -> None:
     batches: list[int] = []
 
-    def count(requests: Sequence[Request]) -> None:
+    def count(requests: Sequence[PeerRequest]) -> None:
         batches.append(len(requests))
         echo(requests)
 
@@ -127,7 +127,7 @@ async def test_a_multipart_is_closed_at_the_coalescing_limit(bench: Bench) -> No
 async def test_pipelined_requests_may_be_answered_in_any_order_and_futures_end_in_order_of_arrival(
     bench: Bench,
 ) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     server = await bench.serve(held.extend)
     peer = bench.peer(server.endpoint)
     ended: list[int] = []
@@ -166,7 +166,7 @@ async def test_thousands_of_requests_in_many_turns_all_come_back(bench: Bench) -
 
 
 async def test_a_process_with_another_identity_refuses(bench: Bench) -> None:
-    came: list[Request] = []
+    came: list[PeerRequest] = []
     server = await bench.serve(came.extend)
     error = await outcome(bench.peer(server.endpoint, OTHER).request(b"", timeout_s=SOON_S))
     assert isinstance(error, WrongIdentity)
@@ -190,7 +190,7 @@ async def test_another_version_of_the_protocol_is_told_so(bench: Bench, monkeypa
 
 
 async def test_no_answer_in_time_is_timed_out_and_a_late_one_is_dropped(bench: Bench) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     server = await bench.serve(held.extend)
     peer = bench.peer(server.endpoint)
     short = peer.request(b"short", timeout_s=4.0)
@@ -225,7 +225,7 @@ async def test_each_request_to_a_port_where_nobody_listens_fails_at_once(bench: 
 
 
 async def test_a_server_that_goes_fails_all_in_flight_and_its_successor_serves(bench: Bench) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     first = await bench.serve(held.extend)
     peer = bench.peer(first.endpoint)
     futures = [peer.request(b"", timeout_s=SOON_S * 10) for _ in range(5)]
@@ -259,7 +259,7 @@ async def test_garbage_on_the_port_harms_nobody(bench: Bench) -> None:
 
 
 async def test_malformed_multiparts_are_dropped_and_counted(bench: Bench) -> None:
-    came: list[Request] = []
+    came: list[PeerRequest] = []
     server = await bench.serve(came.extend)
     header = bytes(encode_envelope(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", [bytes(5000)])])[0])
     bad = [
@@ -364,7 +364,7 @@ async def test_a_port_that_does_not_speak_zeromq_fails_the_request(bench: Bench)
 
 
 async def test_the_port_of_a_grpc_server_is_a_wrong_protocol(bench: Bench) -> None:
-    other = await grpc_server.serve(LOCAL, [], OPEN, SystemClock())
+    other = await grpc_server.serve(LOCAL, [], OPEN_ACCESS, SystemClock())
     error = await outcome(bench.peer(other.endpoint).request(b"", timeout_s=SOON_S))
     assert isinstance(error, WrongProtocol)
     await other.close()
@@ -372,7 +372,7 @@ async def test_the_port_of_a_grpc_server_is_a_wrong_protocol(bench: Bench) -> No
 
 async def test_a_peer_recovers_from_a_port_that_spoke_another_protocol_before(bench: Bench) -> None:
     """ZeroMQ itself never connects again after an error of protocol."""
-    other = await grpc_server.serve(LOCAL, [], OPEN, SystemClock())
+    other = await grpc_server.serve(LOCAL, [], OPEN_ACCESS, SystemClock())
     peer = bench.peer(other.endpoint)
     assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), WrongProtocol)
     await other.close()
@@ -408,7 +408,7 @@ async def test_what_cannot_leave_is_bounded(bench: Bench, monkeypatch: pytest.Mo
 
 
 async def test_closing_a_peer_fails_what_is_in_flight_and_what_comes_after(bench: Bench) -> None:
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     server = await bench.serve(held.extend)
     peer = bench.peer(server.endpoint)
     future = peer.request(b"", timeout_s=SOON_S)
@@ -436,7 +436,7 @@ async def test_a_server_may_listen_on_a_name_and_a_name_that_is_none_is_refused(
 
 async def test_a_send_that_takes_the_signal_of_an_arrival_away_does_not_lose_it(bench: Bench) -> None:
     """The descriptor says once that something came; the send in between uses that up, and nothing else will come."""
-    held: list[Request] = []
+    held: list[PeerRequest] = []
     server = await bench.serve(held.extend)
     peer = bench.peer(server.endpoint)
     first = peer.request(b"first", timeout_s=SOON_S)
@@ -470,7 +470,7 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
     monkeypatch.setattr(sockets.ZmqContext, "open", small)
     taken: list[int] = []
 
-    def service(requests: Sequence[Request]) -> None:
+    def service(requests: Sequence[PeerRequest]) -> None:
         taken.extend(len(request.frames) for request in requests)
         echo(requests)
 
@@ -486,7 +486,7 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
         rest(wire, seconds if len(taken) < 6 else 0.5)
 
     monkeypatch.setattr(sockets.WatchedZmqSocket, "pause", resting)
-    server.slow_down(True)
+    server.receive_slowly(True)
     futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=6 * SOON_S) for number in range(100)]
     await until(lambda: len(taken) >= 6)
     before = len(taken)
@@ -495,7 +495,7 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
     left = (103 - len(taken)) * 600_000  # two greetings and the fence are among the taken
     assert sender.statistics()["queued_bytes"] > left - 34_000_000, "the rest waits with its sender, and in buffers"
     assert 4 <= len(rests) >= len(taken) - 4, "a rest behind each multipart, of one or two of them"
-    server.slow_down(False)
+    server.receive_slowly(False)
     assert [(await future).head for future in futures] == [b"%d" % number for number in range(100)]
 
 
@@ -513,7 +513,7 @@ async def test_a_server_hands_over_a_few_mebibytes_at_a_time(bench: Bench) -> No
     """So that a service that has enough is asked before more is taken in."""
     turns: list[int] = []
 
-    def service(requests: Sequence[Request]) -> None:
+    def service(requests: Sequence[PeerRequest]) -> None:
         turns.append(sum(len(request.frames[0]) for request in requests))
         echo(requests)
 
@@ -521,14 +521,14 @@ async def test_a_server_hands_over_a_few_mebibytes_at_a_time(bench: Bench) -> No
     peer = bench.peer(server.endpoint)
     await asyncio.gather(*[peer.request(b"", [bytes(1 << 20)], timeout_s=SOON_S) for _ in range(40)])
     assert sum(turns) == 40 << 20
-    assert max(turns) <= sockets.TURN_BYTES + (1 << 20)
+    assert max(turns) <= sockets.BYTES_PER_TURN + (1 << 20)
 
 
 async def test_a_request_knows_whether_it_comes_from_this_machine_and_over_which_connection(bench: Bench) -> None:
     """Also one whose sender chose its own routing id: what counts is the address at the other end."""
-    came: list[Request] = []
+    came: list[PeerRequest] = []
 
-    def service(requests: Sequence[Request]) -> None:
+    def service(requests: Sequence[PeerRequest]) -> None:
         came.extend(requests)
         echo(requests)
 

@@ -6,7 +6,7 @@ import pytest
 
 from magnetar.proto import errors
 from magnetar.runtime.access import Principal, PrincipalKind
-from magnetar.runtime.network import Endpoint, KeyPair, PeerClientKeys, PeerServerKeys, Request
+from magnetar.runtime.network import Endpoint, KeyPair, PeerClientKeys, PeerRequest, PeerServerKeys
 from magnetar.runtime.sim.world import Simulation
 
 ANY = Endpoint("127.0.0.1", 0)
@@ -25,7 +25,7 @@ class Gate:
         return None if name is None else Principal(name, PrincipalKind.MEMBER)
 
 
-def service(requests: Sequence[Request]) -> None:
+def service(requests: Sequence[PeerRequest]) -> None:
     for request in requests:
         request.reply(request.principal.name.encode() if request.principal else b"?")
 

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.proto import errors
 from magnetar.proto import wire_pb2 as wire
-from magnetar.runtime.network import ByteStream, CallContext, EndOfStream, Endpoint, Request, find_rpc
+from magnetar.runtime.network import ByteStream, CallContext, EndOfStream, Endpoint, PeerRequest, find_rpc
 from magnetar.runtime.sim.wires import ConnectionEnd
 from magnetar.runtime.sim.world import Simulation
 from tests.support.byte_streams import read
@@ -66,7 +66,7 @@ async def start_peers(simulation: Simulation, service: Any) -> Endpoint:
     return await simulation.spawn("server", start())
 
 
-def echo(requests: Sequence[Request]) -> None:
+def echo(requests: Sequence[PeerRequest]) -> None:
     for request in requests:
         request.reply(request.head, request.frames)
 
@@ -179,7 +179,7 @@ def test_peers_answer_in_one_envelope_per_turn_and_check_identity() -> None:
     simulation = Simulation(5)
     turns: list[int] = []
 
-    def service(requests: Sequence[Request]) -> None:
+    def service(requests: Sequence[PeerRequest]) -> None:
         turns.append(len(requests))
         echo(requests)
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import pytest
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.network import Endpoint, Request, World
+from magnetar.runtime.network import Endpoint, PeerRequest, World
 from magnetar.runtime.sim.world import Simulation
 
 NAME = bytes(16)
 
 
-def echo(requests: Sequence[Request]) -> None:
+def echo(requests: Sequence[PeerRequest]) -> None:
     for request in requests:
         request.reply(request.head)
 

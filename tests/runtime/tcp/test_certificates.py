@@ -56,7 +56,7 @@ def test_a_file_that_is_replaced_is_read_again_and_one_that_is_gone_keeps_its_en
 
 def test_what_a_listener_and_a_caller_show_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, authority = CertificateFiles(), Authority.make(tmp_path)
-    monkeypatch.setattr(listening, "CERTIFICATES", files)
+    monkeypatch.setattr(listening, "PROCESS_CERTIFICATES", files)
     server, caller = authority.issue("server"), authority.issue("caller")
     listening.make_listener_tls_context(server)
     listening.make_caller_tls_context(caller)

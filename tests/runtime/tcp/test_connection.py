@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, Unavailable
-from magnetar.runtime.access import OPEN
+from magnetar.runtime.access import OPEN_ACCESS
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client, server
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, find_rpc
@@ -34,8 +34,8 @@ HEAD = (
     (b":method", b"POST"), (b":scheme", b"http"), (b":path", CONNECT.path.encode()), (b":authority", b"x"),
     (b"te", b"trailers"), (b"content-type", b"application/grpc"),
 )  # fmt: skip
-OPENED = frames.PREFACE + frames.settings({})
-HEADERS = frames.encode_header_block(1, encode_headers(HEAD), 0, frames.FRAME_DEFAULT)
+OPENED = frames.CONNECTION_PREFACE + frames.encode_settings({})
+HEADERS = frames.encode_header_block(1, encode_headers(HEAD), 0, frames.DEFAULT_FRAME_BYTES)
 
 
 def in_pieces(item: Any) -> tuple[bytes, ...]:
@@ -72,7 +72,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.broker = Broker()
-        self.listener = server._Listener([("Broker", self.broker)], OPEN, SystemClock())
+        self.listener = server._Listener([("Broker", self.broker)], OPEN_ACCESS, SystemClock())
         self.client, self.server = client._ClientConnection(), server._ServerConnection(self.listener)
         self.up, self.down = Wire(), Wire()
         self.client.connection_made(self.up)
@@ -118,7 +118,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 def setting(connection: Any, values: dict[Http2Setting, int]) -> None:
     """The other end of `connection` says so."""
-    give(connection, frames.settings(values))
+    give(connection, frames.encode_settings(values))
 
 
 # ---------------------------------------------------------------------------------- in pieces
@@ -177,7 +177,7 @@ async def test_a_stream_that_is_not_read_holds_a_window_and_no_more_and_the_othe
     for _ in range(8):
         unread.send_nowait(wire.ClientFrame(publish=bytes(1 << 20)))
     await pair.run(rng, 1 << 20)
-    assert 0 < unread._came_bytes <= http2.STREAM_WINDOW + (1 << 20) + 100, "a window, and one long message"
+    assert 0 < unread._came_bytes <= http2.STREAM_WINDOW_BYTES + (1 << 20) + 100, "a window, and one long message"
     other.send_nowait(wire.ClientFrame(publish=b"x"))
     await pair.run(rng, 1 << 20)
     assert [item.id for item in await other.receive()] == [1]
@@ -239,7 +239,7 @@ async def test_a_stranger_makes_a_server_keep_no_more_than_the_first_window(pair
     give(pair.server, OPENED + HEADERS)
     stream = pair.server.streams[1]
     assert (stream.receive_left, pair.server.window.left) == (65_535, 65_535)
-    give(pair.server, frames.frame_header(5, frames.DATA, 0, 1) + client.prefix(1 << 20))
+    give(pair.server, frames.encode_frame_header(5, frames.DATA, 0, 1) + client.prefix(1 << 20))
     for _ in range(4):
         assert not pair.down.is_closed
         give(pair.server, data(16_383))
@@ -248,24 +248,27 @@ async def test_a_stranger_makes_a_server_keep_no_more_than_the_first_window(pair
 
 # ---------------------------------------------------------------------------------- against the rules
 def data(size: int, stream: int = 1, flags: int = 0) -> bytes:
-    return frames.frame_header(size, frames.DATA, flags, stream) + bytes(size)
+    return frames.encode_frame_header(size, frames.DATA, flags, stream) + bytes(size)
 
 
 def raw(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:
-    return frames.frame_header(len(payload), kind, flags, stream) + payload
+    return frames.encode_frame_header(len(payload), kind, flags, stream) + payload
 
 
 BROKEN = {
-    "no settings": (frames.PREFACE + frames.ping(bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
-    "data before settings": (frames.PREFACE + data(1), Http2ErrorCode.PROTOCOL_ERROR),
-    "an acknowledgement before settings": (frames.PREFACE + frames.SETTINGS_ACK, Http2ErrorCode.PROTOCOL_ERROR),
+    "no settings": (frames.CONNECTION_PREFACE + frames.encode_ping(bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "data before settings": (frames.CONNECTION_PREFACE + data(1), Http2ErrorCode.PROTOCOL_ERROR),
+    "an acknowledgement before settings": (frames.CONNECTION_PREFACE + frames.SETTINGS_ACK,
+    Http2ErrorCode.PROTOCOL_ERROR),
     "settings of five bytes": (OPENED + raw(frames.SETTINGS, bytes(5)), Http2ErrorCode.FRAME_SIZE_ERROR),
     "settings of a stream": (OPENED + raw(frames.SETTINGS, b"", stream=1), Http2ErrorCode.PROTOCOL_ERROR),
-    "a window of 2^31": (OPENED + frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: 1 << 31}),
+    "a window of 2^31": (OPENED + frames.encode_settings({Http2Setting.INITIAL_WINDOW_SIZE: 1 << 31}),
     Http2ErrorCode.FLOW_CONTROL_ERROR),
-    "frames of 2^24": (OPENED + frames.settings({Http2Setting.MAX_FRAME_SIZE: 1 << 24}), Http2ErrorCode.PROTOCOL_ERROR),
-    "frames of no byte": (OPENED + frames.settings({Http2Setting.MAX_FRAME_SIZE: 0}), Http2ErrorCode.PROTOCOL_ERROR),
-    "push of 2": (OPENED + frames.settings({Http2Setting.ENABLE_PUSH: 2}), Http2ErrorCode.PROTOCOL_ERROR),
+    "frames of 2^24": (OPENED + frames.encode_settings({Http2Setting.MAX_FRAME_SIZE: 1 << 24}),
+    Http2ErrorCode.PROTOCOL_ERROR),
+    "frames of no byte": (OPENED + frames.encode_settings({Http2Setting.MAX_FRAME_SIZE: 0}),
+    Http2ErrorCode.PROTOCOL_ERROR),
+    "push of 2": (OPENED + frames.encode_settings({Http2Setting.ENABLE_PUSH: 2}), Http2ErrorCode.PROTOCOL_ERROR),
     "a ping of nine bytes": (OPENED + raw(frames.PING, bytes(9)), Http2ErrorCode.FRAME_SIZE_ERROR),
     "a ping of a stream": (OPENED + raw(frames.PING, bytes(8), stream=3), Http2ErrorCode.PROTOCOL_ERROR),
     "data of no stream": (OPENED + data(1, 0), Http2ErrorCode.PROTOCOL_ERROR),
@@ -276,10 +279,12 @@ BROKEN = {
     "headers of no stream": (OPENED + frames.encode_header_block(0, encode_headers(HEAD), 0, 16_384),
     Http2ErrorCode.PROTOCOL_ERROR),
     "a frame of 16 MiB": (
-        OPENED + frames.frame_header((1 << 24) - 1, frames.DATA, 0, 1), Http2ErrorCode.FRAME_SIZE_ERROR
+        OPENED + frames.encode_frame_header((1 << 24) - 1, frames.DATA, 0, 1), Http2ErrorCode.FRAME_SIZE_ERROR
     ),
-    "headers of 1 MiB": (OPENED + frames.frame_header(1 << 20, frames.HEADERS, 4, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
-    "an unknown frame of 1 MiB": (OPENED + frames.frame_header(1 << 20, 77, 0, 0), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "headers of 1 MiB": (OPENED + frames.encode_frame_header(1 << 20, frames.HEADERS, 4, 1),
+    Http2ErrorCode.FRAME_SIZE_ERROR),
+    "an unknown frame of 1 MiB": (OPENED + frames.encode_frame_header(1 << 20, 77, 0, 0),
+    Http2ErrorCode.FRAME_SIZE_ERROR),
     "headers that are none": (OPENED + raw(frames.HEADERS, b"\xff" * 40, 4, 1), Http2ErrorCode.COMPRESSION_ERROR),
     "an index that is not there": (OPENED + raw(frames.HEADERS, b"\xbe", 4, 1), Http2ErrorCode.COMPRESSION_ERROR),
     "more padding than payload": (OPENED + raw(frames.HEADERS, b"\x09abc", 4 | 8, 1), Http2ErrorCode.PROTOCOL_ERROR),
@@ -294,7 +299,7 @@ BROKEN = {
     "a promise": (OPENED + raw(frames.PUSH_PROMISE, bytes(8), 4, 1), Http2ErrorCode.PROTOCOL_ERROR),
     "a continuation of nothing": (OPENED + raw(frames.CONTINUATION, b"", 4, 1), Http2ErrorCode.PROTOCOL_ERROR),
     "another frame in a header block": (
-        OPENED + raw(frames.HEADERS, encode_headers(HEAD), 0, 1) + frames.ping(bytes(8)),
+        OPENED + raw(frames.HEADERS, encode_headers(HEAD), 0, 1) + frames.encode_ping(bytes(8)),
         Http2ErrorCode.PROTOCOL_ERROR),
     "data in a header block": (OPENED + raw(frames.HEADERS, encode_headers(HEAD), 0, 1) + data(1),
     Http2ErrorCode.PROTOCOL_ERROR),
@@ -311,7 +316,7 @@ BROKEN = {
         Http2ErrorCode.ENHANCE_YOUR_CALM),
     "a window update by nothing": (OPENED + frames.encode_window_update(0, 0), Http2ErrorCode.PROTOCOL_ERROR),
     "a connection's window above its maximum": (
-        OPENED + frames.encode_window_update(0, frames.WINDOW_MAX), Http2ErrorCode.FLOW_CONTROL_ERROR),
+        OPENED + frames.encode_window_update(0, frames.WINDOW_BYTES_MAX), Http2ErrorCode.FLOW_CONTROL_ERROR),
     "a window update of a stream that is not open": (OPENED + frames.encode_window_update(7, 1),
     Http2ErrorCode.PROTOCOL_ERROR),
     "a going away of four bytes": (OPENED + raw(frames.GOAWAY, bytes(4)), Http2ErrorCode.FRAME_SIZE_ERROR),
@@ -322,7 +327,7 @@ def ended_with(written: bytearray) -> list[tuple[int, int, int]]:
     """(kind, stream, code) of the GOAWAYs and resets in what an end wrote."""
     found, offset = [], 0
     while offset < len(written):
-        high, low, kind, _, stream = frames.HEADER.unpack_from(written, offset)
+        high, low, kind, _, stream = frames.FRAME_HEADER_STRUCT.unpack_from(written, offset)
         length = high << 8 | low
         payload = bytes(written[offset + 9 : offset + 9 + length])
         if kind in (frames.GOAWAY, frames.RST_STREAM):
@@ -347,7 +352,7 @@ async def test_what_breaks_the_rules_ends_the_connection_with_its_code(pair: Pai
 
 OF_A_STREAM = {
     "a window update by nothing": (frames.encode_window_update(1, 0), Http2ErrorCode.PROTOCOL_ERROR),
-    "a window above its maximum": (frames.encode_window_update(1, frames.WINDOW_MAX),
+    "a window above its maximum": (frames.encode_window_update(1, frames.WINDOW_BYTES_MAX),
         Http2ErrorCode.FLOW_CONTROL_ERROR),
     "data after its end": (data(5, 1, frames.END_STREAM) + data(5, 1), Http2ErrorCode.STREAM_CLOSED),
     "headers after its end": (
@@ -444,11 +449,11 @@ async def test_a_dead_peer_is_noticed_by_looks_and_one_that_answers_is_not(pair:
         await pair.run(rng, 1000)
     assert not pair.client.is_lost
     pair.client.liveness.check_alive()  # it heard something since the last one
-    for number in range(1, http2.DEAD_LOOKS + 1):
+    for number in range(1, http2.CHECKS_BEFORE_ABORT + 1):
         assert not pair.client.is_lost, number
         pair.client.liveness.check_alive()
     assert pair.client.is_lost
-    assert bytes(pair.up.written).endswith(frames.ping(b"magnetar"))
+    assert bytes(pair.up.written).endswith(frames.encode_ping(b"magnetar"))
 
 
 async def test_whether_the_other_end_answers_is_asked_by_a_ping_and_ends_nothing(pair: Pair) -> None:
@@ -469,7 +474,7 @@ async def test_whether_the_other_end_answers_is_asked_by_a_ping_and_ends_nothing
 
 async def test_a_connection_without_settings_is_given_up() -> None:
     pair = Pair()
-    for _ in range(http2.HANDSHAKE_LOOKS):
+    for _ in range(http2.HANDSHAKE_CHECKS):
         pair.server.liveness.check_alive()
     assert pair.server.is_lost
     pair.client.close(ConnectionLost("the test is over"))

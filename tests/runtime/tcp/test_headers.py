@@ -10,11 +10,11 @@ from hpack.huffman_table import decode_huffman
 
 from magnetar.runtime.tcp import http2_frames as huffman
 from magnetar.runtime.tcp.http2_frames import (
-    FIELDS_MAX,
-    FOLDED_BYTES_MAX,
+    HEADER_FIELDS_MAX,
+    HUFFMAN_BYTES_MAX,
     SIZE_UPDATES_MAX,
-    Header,
     HeaderDecoder,
+    HeaderField,
     Http2ErrorCode,
     Http2Violation,
     encode_headers,
@@ -31,7 +31,7 @@ def coded(text: bytes) -> bytes:
 
 @pytest.fixture(params=["no row is made", "all rows are made"])
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(huffman, "ROWS_A_CALL", 4 if request.param == "no row is made" else 256)
+    monkeypatch.setattr(huffman, "HUFFMAN_ROWS_PER_CALL", 4 if request.param == "no row is made" else 256)
     for row in huffman._ROWS:
         row.clear()
     return str(request.param)
@@ -82,17 +82,17 @@ def test_a_call_makes_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     text = random.Random(1).randbytes(4000)
     for number in range(1, 10):
         assert huffman.decode_huffman_text(coded(text)) == text
-        assert sum(map(bool, huffman._ROWS)) == number * huffman.ROWS_A_CALL
+        assert sum(map(bool, huffman._ROWS)) == number * huffman.HUFFMAN_ROWS_PER_CALL
 
 
-def read(decoder: HeaderDecoder[list[Header]], data: bytes) -> list[Header] | Http2ErrorCode:
+def read(decoder: HeaderDecoder[list[HeaderField]], data: bytes) -> list[HeaderField] | Http2ErrorCode:
     try:
         return decoder.decode(data)
     except Http2Violation as error:
         return error.code
 
 
-def read_by_library(decoder: hpack.Decoder, data: bytes) -> list[Header] | Http2ErrorCode:
+def read_by_library(decoder: hpack.Decoder, data: bytes) -> list[HeaderField] | Http2ErrorCode:
     try:
         return [(bytes(each[0]), bytes(each[1])) for each in decoder.decode(data, raw=True)]
     except hpack.OversizedHeaderListError:
@@ -117,7 +117,7 @@ def a_block(rng: random.Random, encoder: hpack.Encoder) -> bytes:
 def test_blocks_of_a_connection_are_what_the_library_makes_of_them(seed: int) -> None:
     """With its dynamic table, changed sizes of it, never-indexed fields; and blocks that are damaged, or random."""
     rng = random.Random(seed)
-    ours: HeaderDecoder[list[Header]] = HeaderDecoder(lambda found: found, LIST_BYTES_MAX)
+    ours: HeaderDecoder[list[HeaderField]] = HeaderDecoder(lambda found: found, LIST_BYTES_MAX)
     theirs, encoder = hpack.Decoder(LIST_BYTES_MAX), hpack.Encoder()
     for _ in range(60):
         data = bytearray(a_block(rng, encoder))
@@ -145,8 +145,8 @@ def test_the_longest_headers_are_refused_as_by_the_library() -> None:
 
 
 def test_what_is_more_work_than_a_call_has_is_refused_before_it_is_decoded() -> None:
-    for data in (b"\x82" * (FIELDS_MAX + 1), b"\x00\x01x" + b"\xff\x82\x7f" + bytes(FOLDED_BYTES_MAX + 1)):
-        decoder: HeaderDecoder[list[Header]] = HeaderDecoder(lambda found: found, LIST_BYTES_MAX)
+    for data in (b"\x82" * (HEADER_FIELDS_MAX + 1), b"\x00\x01x" + b"\xff\x82\x7f" + bytes(HUFFMAN_BYTES_MAX + 1)):
+        decoder: HeaderDecoder[list[HeaderField]] = HeaderDecoder(lambda found: found, LIST_BYTES_MAX)
         assert read(decoder, data) is Http2ErrorCode.ENHANCE_YOUR_CALM
     assert read(HeaderDecoder(lambda found: found, LIST_BYTES_MAX), b"\x20" * (SIZE_UPDATES_MAX + 1)) is (
         Http2ErrorCode.COMPRESSION_ERROR

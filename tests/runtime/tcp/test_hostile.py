@@ -13,11 +13,11 @@ import pytest
 from magnetar.proto import reflection_pb2
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost
-from magnetar.runtime.access import OPEN
+from magnetar.runtime.access import OPEN_ACCESS
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client, server
 from magnetar.runtime.grpc.limits import CALLS_MAX
-from magnetar.runtime.network import REFLECTION, CallContext, EndOfStream, Endpoint
+from magnetar.runtime.network import REFLECTION_SERVICES, CallContext, EndOfStream, Endpoint
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
 from magnetar.runtime.tcp.http2_frames import (
@@ -31,7 +31,7 @@ from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
 HERE = Endpoint("127.0.0.1", 7650)
-OPENED = frames.PREFACE + frames.settings({})
+OPENED = frames.CONNECTION_PREFACE + frames.encode_settings({})
 
 
 def head(path: str) -> bytes:
@@ -40,16 +40,16 @@ def head(path: str) -> bytes:
 
 
 LOOKUP, CONNECT, NOWHERE = (head(f"/magnetar.wire.Broker/{name}") for name in ("Lookup", "Connect", "Nowhere"))
-REFLECT = head(f"/{REFLECTION[0]}/ServerReflectionInfo")
+REFLECT = head(f"/{REFLECTION_SERVICES[0]}/ServerReflectionInfo")
 Asked, Answered = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
 
 
 def begun(id_: int, path: bytes, flags: int = 0) -> bytes:
-    return frames.encode_header_block(id_, path, flags, frames.FRAME_DEFAULT)
+    return frames.encode_header_block(id_, path, flags, frames.DEFAULT_FRAME_BYTES)
 
 
 def data(id_: int, payload: bytes, flags: int = 0) -> bytes:
-    return frames.frame_header(len(payload), frames.DATA, flags, id_) + payload
+    return frames.encode_frame_header(len(payload), frames.DATA, flags, id_) + payload
 
 
 def message(payload: bytes, compressed: int = 0) -> bytes:
@@ -82,7 +82,7 @@ class Server:
 
     def __init__(self, written: Wire) -> None:
         self.lookups = 0
-        self.listener = server._Listener([("Broker", self), (REFLECTION[0], self)], OPEN, SystemClock())
+        self.listener = server._Listener([("Broker", self), (REFLECTION_SERVICES[0], self)], OPEN_ACCESS, SystemClock())
         self.end, self.wire = server._ServerConnection(self.listener), written
         if isinstance(written, Unread):
             written.protocol = self.end
@@ -112,7 +112,7 @@ class Server:
         """(kind, stream, payload) of what was written."""
         found, offset, written = [], 0, self.wire.written
         while offset < len(written):
-            high, low, kind, _, stream = frames.HEADER.unpack_from(written, offset)
+            high, low, kind, _, stream = frames.FRAME_HEADER_STRUCT.unpack_from(written, offset)
             end = offset + 9 + (high << 8 | low)
             found.append((kind, stream, bytes(written[offset + 9 : end])))
             offset = end
@@ -140,8 +140,8 @@ async def made(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Callable[[Wire
 
 # ---------------------------------------------------------------------------------- who never reads
 FLOODS: dict[str, Callable[[int], bytes]] = {
-    "pings": lambda n: frames.ping(n.to_bytes(8, "big")),
-    "settings": lambda n: frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: n % 1000}),
+    "pings": lambda n: frames.encode_ping(n.to_bytes(8, "big")),
+    "settings": lambda n: frames.encode_settings({Http2Setting.INITIAL_WINDOW_SIZE: n % 1000}),
     "calls": lambda n: call(2 * n + 1),
     "calls of no method": lambda n: begun(2 * n + 1, NOWHERE, frames.END_STREAM),
     "streams": lambda n: begun(2 * n + 1, CONNECT),
@@ -180,7 +180,7 @@ async def test_who_breaks_the_rules_and_does_not_read_is_aborted(made: Callable[
     aborted: list[bool] = []
     unread.abort = lambda: aborted.append(True)  # type: ignore[method-assign]
     served.end.allowance.set_allowance(math.inf, 0)
-    give(served.end, OPENED + b"".join(frames.ping(bytes(8)) for _ in range(70_000)))
+    give(served.end, OPENED + b"".join(frames.encode_ping(bytes(8)) for _ in range(70_000)))
     assert served.end.out.is_paused
     give(served.end, frames.encode_window_update(0, 0))
     assert aborted == [True]
@@ -189,7 +189,7 @@ async def test_who_breaks_the_rules_and_does_not_read_is_aborted(made: Callable[
 async def test_what_was_written_has_some_seconds_to_leave(
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http2, "LEAVE_S", 0.0)
+    monkeypatch.setattr(http2, "LAST_WRITES_S", 0.0)
     served = made(unread := Unread())
     left = asyncio.get_running_loop().create_future()
     unread.abort = lambda: left.done() or left.set_result(True)  # type: ignore[assignment, method-assign]
@@ -233,7 +233,7 @@ async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each
     visited: list[Any] = []
     monkeypatch.setattr(http2.Http2Output, "on_window_opened", lambda out, stream: visited.append(stream))
     payload = b"".join(struct.pack("!HI", Http2Setting.INITIAL_WINDOW_SIZE, n) for n in range(2_700))
-    give(served.end, frames.frame_header(len(payload), frames.SETTINGS, 0, 0) + payload)
+    give(served.end, frames.encode_frame_header(len(payload), frames.SETTINGS, 0, 0) + payload)
     assert len(visited) == len(served.end.streams) == CALLS_MAX
     assert {stream.send_left for stream in served.end.streams.values()} == {2_699}
 
@@ -271,13 +271,17 @@ async def test_a_stream_whose_own_window_is_shut_is_not_woken_by_that_of_the_con
     served = made(Wire())
     give(
         served.end,
-        frames.PREFACE + frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: 0}) + call(1) + call(3) + call(5),
+        frames.CONNECTION_PREFACE
+        + frames.encode_settings({Http2Setting.INITIAL_WINDOW_SIZE: 0})
+        + call(1)
+        + call(3)
+        + call(5),
     )
     await served.turns()
     assert not served.end.out.blocked
     give(served.end, frames.encode_window_update(0, 1000) + frames.encode_window_update(3, 1000))
     assert list(served.end.streams) == [1, 5]
-    give(served.end, frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: 50}))
+    give(served.end, frames.encode_settings({Http2Setting.INITIAL_WINDOW_SIZE: 50}))
     assert not served.end.streams
     kinds = [(kind, stream) for kind, stream, _ in served.answered()]
     last_ack = max(at for at, (kind, stream) in enumerate(kinds) if kind == frames.SETTINGS)
@@ -298,8 +302,8 @@ async def test_a_stream_that_waits_with_much_is_woken_when_there_is_room_and_nev
         honest(self)
 
     monkeypatch.setattr(server._ServerStream, "on_writable", writable)
-    windows = frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: 0})
-    give(served.end, frames.PREFACE + windows + begun(1, CONNECT) + data(1, message(frame)))
+    windows = frames.encode_settings({Http2Setting.INITIAL_WINDOW_SIZE: 0})
+    give(served.end, frames.CONNECTION_PREFACE + windows + begun(1, CONNECT) + data(1, message(frame)))
     await served.turns()
     give(served.end, frames.encode_window_update(0, 1) * 500)
     assert woken == [], "its own window is shut"
@@ -312,7 +316,10 @@ async def test_a_stream_that_waits_with_much_is_woken_when_there_is_room_and_nev
 
 async def test_padded_data_above_the_window_is_refused_before_it_is_kept(made: Callable[[Wire], Server]) -> None:
     served = made(Wire())
-    give(served.end, OPENED + begun(1, CONNECT) + frames.frame_header(1 << 20, frames.DATA, frames.PADDED, 1) + b"\xff")
+    give(
+        served.end,
+        OPENED + begun(1, CONNECT) + frames.encode_frame_header(1 << 20, frames.DATA, frames.FLAG_PADDED, 1) + b"\xff",
+    )
     assert served.answered()[-1][2][4:8] == Http2ErrorCode.FLOW_CONTROL_ERROR.to_bytes(4, "big")
     assert served.end.is_lost
 
@@ -420,12 +427,12 @@ def caller() -> tuple[client._ClientConnection, Wire]:
 
 async def test_calls_wait_while_a_server_takes_none_and_go_when_it_takes_some() -> None:
     end, _ = caller()
-    give(end, frames.settings({Http2Setting.MAX_CONCURRENT_STREAMS: 0}))
+    give(end, frames.encode_settings({Http2Setting.MAX_CONCURRENT_STREAMS: 0}))
     calls = [client._UnaryCall(HERE, ASKED) for _ in range(3)]
     for each in calls:
         end.start(each, LOOKUP)
     assert not end.streams
-    give(end, frames.settings({Http2Setting.MAX_CONCURRENT_STREAMS: 2}))
+    give(end, frames.encode_settings({Http2Setting.MAX_CONCURRENT_STREAMS: 2}))
     assert len(end.streams) == 2
     end.close(ConnectionLost("the test is over"))
     assert all(each.done.done() for each in calls)
@@ -433,7 +440,7 @@ async def test_calls_wait_while_a_server_takes_none_and_go_when_it_takes_some() 
 
 async def test_an_answer_with_two_heads_ends_its_call_alone() -> None:
     end, written = caller()
-    give(end, frames.settings({}))
+    give(end, frames.encode_settings({}))
     first, second = client._UnaryCall(HERE, ASKED), client._UnaryCall(HERE, ASKED)
     for each in (first, second):
         end.start(each, LOOKUP)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.connect.discovery import UNANSWERED_S
+from magnetar.client.connect.discovery import PING_TIMEOUT_S
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, Unauthenticated
 from magnetar.runtime.access import Caller, ListenerAccess, Principal, PrincipalKind
@@ -20,8 +20,8 @@ from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
 from magnetar.runtime.tcp import http2_frames as limits
 from magnetar.runtime.tcp.http2_frames import (
-    FIELDS_MAX,
-    FOLDED_BYTES_MAX,
+    HEADER_FIELDS_MAX,
+    HUFFMAN_BYTES_MAX,
     HeaderDecoder,
     Http2ErrorCode,
     Http2Setting,
@@ -32,21 +32,21 @@ from tests.compiled import replaces_code
 from tests.runtime.tcp.test_connection import Pair, ended_with
 from tests.support.wire import Wire, give
 
-OPENED = frames.PREFACE + frames.settings({})
+OPENED = frames.CONNECTION_PREFACE + frames.encode_settings({})
 HEAD = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b"content-type", b"application/grpc")]
 
 
 def begun(id_: int, method: str = "Connect", flags: int = 0, **more: bytes) -> bytes:
     headers = {b":path": f"/magnetar.wire.Broker/{method}".encode(), **{k.encode(): v for k, v in more.items()}}
-    return frames.encode_header_block(id_, encode_headers([*HEAD, *headers.items()]), flags, frames.FRAME_DEFAULT)
+    return frames.encode_header_block(id_, encode_headers([*HEAD, *headers.items()]), flags, frames.DEFAULT_FRAME_BYTES)
 
 
 def data(id_: int, payload: bytes, flags: int = 0) -> bytes:
-    return frames.frame_header(len(payload), frames.DATA, flags, id_) + payload
+    return frames.encode_frame_header(len(payload), frames.DATA, flags, id_) + payload
 
 
 def raw(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    return frames.frame_header(len(payload), kind, flags, stream) + payload
+    return frames.encode_frame_header(len(payload), kind, flags, stream) + payload
 
 
 def message(payload: bytes) -> bytes:
@@ -119,7 +119,7 @@ async def served() -> AsyncIterator[Served]:
     await found.close()
 
 
-PADDED = raw(frames.DATA, b"\xff" + bytes(255), frames.PADDED, 1)
+PADDED = raw(frames.DATA, b"\xff" + bytes(255), frames.FLAG_PADDED, 1)
 FLOODS: dict[str, Callable[[int], bytes]] = {
     "updates-of-the-connection's-window": lambda n: frames.encode_window_update(0, 1),
     "larger-updates-of-the-connection's-window": lambda n: frames.encode_window_update(0, 1000),
@@ -128,11 +128,11 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
         (begun(1) + frames.encode_rst_stream(1,
             Http2ErrorCode.CANCEL) if not n else b"") + frames.encode_window_update(1,
         5)),
-    "pings": lambda n: frames.ping(n.to_bytes(8, "big")),
-    "answers-to-pings": lambda n: frames.ping(bytes(8), frames.ACK),
-    "settings": lambda n: frames.settings({}),
-    "settings-that-change-windows": lambda n: frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: n % 1000}),
-    "settings-of-thousands": lambda n: frames.frame_header(15_000, frames.SETTINGS, 0, 0) + bytes(15_000),
+    "pings": lambda n: frames.encode_ping(n.to_bytes(8, "big")),
+    "answers-to-pings": lambda n: frames.encode_ping(bytes(8), frames.ACK),
+    "settings": lambda n: frames.encode_settings({}),
+    "settings-that-change-windows": lambda n: frames.encode_settings({Http2Setting.INITIAL_WINDOW_SIZE: n % 1000}),
+    "settings-of-thousands": lambda n: frames.encode_frame_header(15_000, frames.SETTINGS, 0, 0) + bytes(15_000),
     "answers-to-settings": lambda n: frames.SETTINGS_ACK,
     "priorities": lambda n: raw(frames.PRIORITY, bytes(5), stream=1),
     "frames-of-a-later-kind": lambda n: raw(77 + n % 100),
@@ -158,18 +158,18 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "compressed-messages": lambda n: begun(2 * n + 1) + data(2 * n + 1, b"\1\0\0\0\1x"),
     "empty-continuations": lambda n: (
         raw(frames.HEADERS, b"", 0, 2 * n + 1) + raw(frames.CONTINUATION, b"", 0, 2 * n + 1) * 15
-        + raw(frames.CONTINUATION, b"", frames.END_HEADERS, 2 * n + 1)),
-    "empty-headers": lambda n: raw(frames.HEADERS, b"", frames.END_HEADERS | frames.END_STREAM, 2 * n + 1),
+        + raw(frames.CONTINUATION, b"", frames.FLAG_END_HEADERS, 2 * n + 1)),
+    "empty-headers": lambda n: raw(frames.HEADERS, b"", frames.FLAG_END_HEADERS | frames.END_STREAM, 2 * n + 1),
     "calls-of-no-method": lambda n: begun(2 * n + 1, "Nowhere", frames.END_STREAM),
     "calls-without-credentials": lambda n: begun(2 * n + 1, "Lookup", frames.END_STREAM),
     "streams-with-wrong-credentials": lambda n: begun(2 * n + 1, authorization=b"wrong %d" % n),
     "headers-of-streams-that-are-over": lambda n: begun(1),
     "headers-in-Huffman's-code": lambda n: raw(
-        frames.HEADERS, folded(8000 + 5 * (n % 100)), frames.END_HEADERS | frames.END_STREAM, 2 * n + 1),
+        frames.HEADERS, folded(8000 + 5 * (n % 100)), frames.FLAG_END_HEADERS | frames.END_STREAM, 2 * n + 1),
     "a-thousand-headers": lambda n: raw(
-        frames.HEADERS, b"\0\x01a\x02%02d" % (n % 100) * 250, frames.END_HEADERS | frames.END_STREAM, 2 * n + 1),
+        frames.HEADERS, b"\0\x01a\x02%02d" % (n % 100) * 250, frames.FLAG_END_HEADERS | frames.END_STREAM, 2 * n + 1),
     "headers-by-their-index": lambda n: raw(
-        frames.HEADERS, b"\x82" * (200 + n % 50), frames.END_HEADERS | frames.END_STREAM, 2 * n + 1),
+        frames.HEADERS, b"\x82" * (200 + n % 50), frames.FLAG_END_HEADERS | frames.END_STREAM, 2 * n + 1),
 }  # fmt: skip
 
 
@@ -181,14 +181,14 @@ async def test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soo
     monkeypatch.setattr(served.end.loop, "time", lambda: now)  # no patience grows, however slow the machine is
     give(served.end, OPENED)
     number = 0
-    while not served.end.is_lost and number < 4 * limits.PATIENCE:
+    while not served.end.is_lost and number < 4 * limits.STRANGER_ALLOWANCE:
         give(served.end, FLOODS[what](number))
         number += 1
         if number % 8 == 0:
             await served.turns()
         served.end.check()
     assert served.ended()[-1] == (frames.GOAWAY, 0, Http2ErrorCode.ENHANCE_YOUR_CALM)
-    assert number <= limits.PATIENCE + 8
+    assert number <= limits.STRANGER_ALLOWANCE + 8
     assert served.wire.is_closed
     await served.turns()
     assert not served.end.streams
@@ -207,9 +207,13 @@ async def known(served: Served) -> None:
 ])  # fmt: skip
 async def test_one_that_was_admitted_has_more_patience_and_not_for_ever(served: Served, what: str) -> None:
     await known(served)
-    before = limits.PATIENCE if "stream" not in what and "calls" not in what else limits.PATIENCE / http2.REFUSED
+    before = (
+        limits.STRANGER_ALLOWANCE
+        if "stream" not in what and "calls" not in what
+        else limits.STRANGER_ALLOWANCE / http2.REFUSED_CALL_CHARGE
+    )
     number = 0
-    while not served.end.is_lost and number < 2 * limits.PATIENCE_KNOWN:
+    while not served.end.is_lost and number < 2 * limits.KNOWN_CALLER_ALLOWANCE:
         give(served.end, b"".join(FLOODS[what](number + each + 10) for each in range(20)))
         number += 20
         if number % 100 == 0:
@@ -221,14 +225,14 @@ async def test_one_that_was_admitted_has_more_patience_and_not_for_ever(served: 
 @replaces_code
 async def test_patience_grows_with_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     await known(served)
-    monkeypatch.setattr(http2, "CHARGED_A_TURN", 1e9)
+    monkeypatch.setattr(http2, "CHARGE_PER_TURN_MAX", 1e9)
     now = served.end.loop.time()
     monkeypatch.setattr(served.end.allowance, "_loop", Clock(lambda: now))
     for _ in range(10):
-        give(served.end, frames.ping(bytes(8)) * 10_000)
-        now += 10_000 / limits.PATIENCE_RATE
+        give(served.end, frames.encode_ping(bytes(8)) * 10_000)
+        now += 10_000 / limits.ALLOWANCE_RATE
     assert not served.end.is_lost
-    give(served.end, frames.ping(bytes(8)) * 30_001)
+    give(served.end, frames.encode_ping(bytes(8)) * 30_001)
     assert served.end.is_lost
 
 
@@ -238,10 +242,10 @@ async def test_an_idle_client_that_pings_every_few_seconds_uses_no_patience_for_
     await known(served)
     now = served.end.loop.time()
     monkeypatch.setattr(served.end.allowance, "_loop", Clock(lambda: now))
-    for _ in range(int(2 * limits.PATIENCE_KNOWN)):
-        give(served.end, frames.ping(bytes(8)))
+    for _ in range(int(2 * limits.KNOWN_CALLER_ALLOWANCE)):
+        give(served.end, frames.encode_ping(bytes(8)))
         served.wire.written.clear()
-        now += UNANSWERED_S
+        now += PING_TIMEOUT_S
     assert not served.end.is_lost
 
 
@@ -269,7 +273,7 @@ async def test_honest_traffic_uses_no_patience() -> None:
         sent = pair.server.out.send_left
         await pair.run(rng, 1 << 20)
         assert len(await stream.receive()) == 1
-        if (size := sent - pair.server.out.send_left) >= limits.SMALL_UPDATE and each % 2:
+        if (size := sent - pair.server.out.send_left) >= limits.SMALL_WINDOW_UPDATE and each % 2:
             give(pair.server, frames.encode_window_update(0, size) + frames.encode_window_update(stream.id, size))
     for end in (pair.client, pair.server):
         end.check()
@@ -284,7 +288,7 @@ async def test_a_token_of_the_longest_size_in_huffmans_code_is_taken(served: Ser
 
 
 @pytest.mark.parametrize("sent", [
-    folded(FOLDED_BYTES_MAX + 5, b"\xff\xff\xfe\x3f\xff"), b"\0\x01a\x01b" * (FIELDS_MAX + 1), b"\x82" * 30_000,
+    folded(HUFFMAN_BYTES_MAX + 5, b"\xff\xff\xfe\x3f\xff"), b"\0\x01a\x01b" * (HEADER_FIELDS_MAX + 1), b"\x82" * 30_000,
 ])  # fmt: skip
 def test_headers_that_no_call_has_are_refused_before_they_are_decoded(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
@@ -310,8 +314,8 @@ class Ticks:
 
 @replaces_code
 @pytest.mark.parametrize("flood", [
-    frames.ping(bytes(8)), frames.encode_window_update(0, 1), raw(77), data(1, b"x"), data(1, message(b"\n\0") * 500),
-    raw(frames.DATA, b"\x01" + message(b"\n\0") * 2000 + b"\0", frames.PADDED, 1),
+    frames.encode_ping(bytes(8)), frames.encode_window_update(0, 1), raw(77), data(1, b"x"),
+    data(1, message(b"\n\0") * 500), raw(frames.DATA, b"\x01" + message(b"\n\0") * 2000 + b"\0", frames.FLAG_PADDED, 1),
 ], ids=["pings", "updates", "later-kinds", "single-bytes", "short-messages", "padded-messages"])  # fmt: skip
 async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn_between(
     served: Served, flood: bytes, monkeypatch: pytest.MonkeyPatch
@@ -320,7 +324,7 @@ async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn
     await known(served)
     served.end.allowance.set_allowance(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", clock := Ticks())
-    count = http2.READ_BYTES // len(flood) - 1
+    count = http2.READ_BUFFER_BYTES // len(flood) - 1
     slices, others = list[float](), list[int]()
     honest = served.end._read_frames
 
@@ -355,13 +359,13 @@ async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn
     served.end.check()
     assert not served.end.is_lost
     if flood[3] == frames.PING:
-        assert bytes(served.wire.written).count(frames.ping(bytes(8), frames.ACK)) == count
+        assert bytes(served.wire.written).count(frames.encode_ping(bytes(8), frames.ACK)) == count
 
 
 AT_ONCE = {
     "headers-in-Huffman's-code": 1100, "a-thousand-headers": 300, "headers-by-their-index": 300,
     "settings-of-thousands": 650, "data-of-a-stream-that-is-over": 500, "empty-messages": 500,
-    "empty-messages-of-a-call": 500 * http2.REFUSED,
+    "empty-messages-of-a-call": 500 * http2.REFUSED_CALL_CHARGE,
 }  # fmt: skip
 """What is charged at most between two looks, of one frame or of SLICE_BYTES; of the others less than 200."""
 
@@ -390,14 +394,14 @@ async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
 
     monkeypatch.setattr(limits.FrameAllowance, "charge_frames", charge)
     monkeypatch.setattr(served.end, "_rest_later", rest)
-    sent = b"".join(FLOODS[what](2 * is_known + each) for each in range(3000))[: http2.READ_BYTES]
+    sent = b"".join(FLOODS[what](2 * is_known + each) for each in range(3000))[: http2.READ_BUFFER_BYTES]
     served.end.get_buffer(-1)[: len(sent)] = sent
     served.end.buffer_updated(len(sent))
     async with asyncio.timeout(30):
         while not served.wire.is_read and not served.end.is_lost:  # noqa: ASYNC110 - turns are counted
             await asyncio.sleep(0)
-    assert len(charged) > sum(charged) / (http2.CHARGED_A_TURN + AT_ONCE.get(what, 200))
-    assert max(charged) <= http2.CHARGED_A_TURN + AT_ONCE.get(what, 200)
+    assert len(charged) > sum(charged) / (http2.CHARGE_PER_TURN_MAX + AT_ONCE.get(what, 200))
+    assert max(charged) <= http2.CHARGE_PER_TURN_MAX + AT_ONCE.get(what, 200)
 
 
 async def test_honest_traffic_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,8 +429,8 @@ async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pyt
     await known(served)
     served.end.allowance.set_allowance(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", Ticks())
-    long = frames.frame_header(16_000, 77, 0, 0) + bytes(16_000)
-    stream = memoryview(long * (40 * http2.READ_BYTES // len(long)))
+    long = frames.encode_frame_header(16_000, 77, 0, 0) + bytes(16_000)
+    stream = memoryview(long * (40 * http2.READ_BUFFER_BYTES // len(long)))
     reads = 0
     while served.wire.is_read:
         room = served.end.get_buffer(-1)
@@ -441,7 +445,7 @@ async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pyt
 async def test_a_connection_that_is_lost_while_its_bytes_wait_takes_none_of_them(served: Served) -> None:
     await known(served)
     served.end.allowance.set_allowance(1e9, 0)
-    sent = frames.ping(bytes(8)) * 14_000
+    sent = frames.encode_ping(bytes(8)) * 14_000
     served.end.get_buffer(-1)[: len(sent)] = sent
     served.end.buffer_updated(len(sent))
     written = len(served.wire.written)
@@ -464,7 +468,7 @@ async def test_bytes_of_streams_that_are_reset_before_they_are_read_are_credited
         served.end.check()
         await served.turns()
     assert not served.end.is_lost
-    assert served.end.window.left > http2.CONNECTION_WINDOW // 2
+    assert served.end.window.left > http2.CONNECTION_WINDOW_BYTES // 2
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -485,7 +489,7 @@ async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -
             case 3 if open_:
                 padding = rng.randrange(256)
                 payload = bytes((padding,)) + message(rng.randbytes(rng.randrange(100))) + bytes(padding)
-                sent = raw(frames.DATA, payload, frames.PADDED, rng.choice(open_))
+                sent = raw(frames.DATA, payload, frames.FLAG_PADDED, rng.choice(open_))
             case 4 if open_:
                 sent = data(rng.choice(open_), b"\1\0\0\0\1x" if rng.random() < 0.2 else b"", rng.randrange(2))
             case _ if open_:
@@ -495,7 +499,7 @@ async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -
                 size = rng.choice((rng.randrange(100), min(left + rng.randrange(2), 100_000)))
                 sent = data(id_, (message(bytes(max(size - 5, 0))) * 2)[:size])
             case _:
-                sent = frames.ping(bytes(8))
+                sent = frames.encode_ping(bytes(8))
         if served.end.window.left < len(sent):
             continue
         cut = rng.randrange(len(sent))

@@ -15,15 +15,21 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.share import LOOK_S, SHARE_MOST, SHARE_RATE, TIDY_MIN, UnauthenticatedLoopShare
+from magnetar.runtime.tcp.share import (
+    PRUNE_TURNS_MIN,
+    SAVED_FRAMES_MAX,
+    SHARE_RATE,
+    SHARE_WAIT_MIN_S,
+    UnauthenticatedLoopShare,
+)
 from tests.runtime.tcp.test_patience import OPENED, Served, Strict, begun, data, message
 from tests.support.wire import Wire
 
 CROWD = 1000
-A_LOOK = SHARE_RATE * LOOK_S
+A_LOOK = SHARE_RATE * SHARE_WAIT_MIN_S
 ONE_MORE = 250
 """What one slice may be charged beyond its end: of the shortest frames in SLICE_BYTES."""
-PINGS = b"".join(frames.ping(each.to_bytes(8, "big")) for each in range(400))
+PINGS = b"".join(frames.encode_ping(each.to_bytes(8, "big")) for each in range(400))
 """Fewer than PATIENCE: no connection ends for them alone."""
 
 
@@ -41,7 +47,7 @@ class Ticks:
         return asyncio.get_running_loop().call_later(1e6, lambda: None)
 
     async def tick(self) -> None:
-        self.now += LOOK_S
+        self.now += SHARE_WAIT_MIN_S
         timers, self.timers = self.timers, []
         for each in timers:
             each()
@@ -106,10 +112,10 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Port]:
 
 async def test_a_crowd_of_strangers_each_within_its_own_patience_is_bounded_together(port: Port) -> None:
     await port.crowd(PINGS)
-    assert port.share.spent <= SHARE_MOST + ONE_MORE
+    assert port.share.spent <= SAVED_FRAMES_MAX + ONE_MORE
     for looks in range(1, 200):
         await port.ticks.tick()
-        assert port.share.spent <= SHARE_MOST + looks * A_LOOK + ONE_MORE
+        assert port.share.spent <= SAVED_FRAMES_MAX + looks * A_LOOK + ONE_MORE
     assert port.share.spent >= 199 * A_LOOK, "they go on all the same"
 
 
@@ -149,7 +155,7 @@ async def test_known_connections_that_flood_have_the_same_share_together(port: P
     for _ in range(100):
         await port.ticks.tick()
         spent.append(port.share.spent)
-    assert spent[-1] - spent[0] <= SHARE_MOST + 100 * A_LOOK + 50 * http2.CHARGED_A_TURN + ONE_MORE
+    assert spent[-1] - spent[0] <= SAVED_FRAMES_MAX + 100 * A_LOOK + 50 * http2.CHARGE_PER_TURN_MAX + ONE_MORE
     assert spent[-1] - spent[0] >= 50 * A_LOOK
 
 
@@ -165,12 +171,12 @@ async def test_one_that_is_lost_while_it_waits_is_not_called_again(port: Port) -
 
 
 async def test_turns_that_are_over_are_forgotten_while_others_come(port: Port) -> None:
-    port.share.spend_frames(10 * int(SHARE_MOST))
+    port.share.spend_frames(10 * int(SAVED_FRAMES_MAX))
     for _ in range(5000):
         port.share.queue_connection_turn(lambda: None, is_light=True).cancel()
         port.share.queue_connection_turn(lambda: None, is_light=False).cancel()
     await port.ticks.tick()
-    assert len(port.share._light) + len(port.share._heavy) <= TIDY_MIN
+    assert len(port.share._light) + len(port.share._heavy) <= PRUNE_TURNS_MIN
 
 
 async def test_who_asks_for_another_turn_within_its_own_has_it_at_the_next_look() -> None:
@@ -190,7 +196,7 @@ async def test_who_asks_for_another_turn_within_its_own_has_it_at_the_next_look(
 
 
 async def test_of_those_that_wait_for_their_turn_few_have_it_at_a_look(port: Port) -> None:
-    port.share.spend_frames(int(SHARE_MOST))
+    port.share.spend_frames(int(SAVED_FRAMES_MAX))
     waiting = [asyncio.ensure_future(port.share.wait_turn(20, is_light=each % 2 == 0)) for each in range(200)]
     await port.turns()
     assert not any(each.done() for each in waiting)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime.access import CallerLimits, ListenerAccess, TlsFiles
-from magnetar.runtime.descriptors import PROCESS, FileDescriptors
+from magnetar.runtime.descriptors import PROCESS_DESCRIPTORS, FileDescriptors
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import listening
-from magnetar.runtime.tcp.listening import STRANGERS_MIN, UnauthenticatedConnections
+from magnetar.runtime.tcp.listening import STRANGER_CONNECTIONS_MIN, UnauthenticatedConnections
 from tests.support.byte_streams import read
 from tests.support.certificates import Authority
 
@@ -62,7 +62,7 @@ def test_strangers_of_a_port_have_an_eighth_of_what_the_process_may_have(monkeyp
     monkeypatch.setattr(FileDescriptors, "connections_max", 800)
     assert UnauthenticatedConnections(CallerLimits()).count_max == 100
     monkeypatch.setattr(FileDescriptors, "connections_max", 8)
-    assert UnauthenticatedConnections(CallerLimits()).count_max == STRANGERS_MIN
+    assert UnauthenticatedConnections(CallerLimits()).count_max == STRANGER_CONNECTIONS_MIN
 
 
 async def _echo(stream: ByteStream) -> None:
@@ -115,16 +115,16 @@ async def test_handshakes_that_never_end_are_bounded_and_keep_no_honest_caller_o
     tls: tuple[listening.RunningTcpServer, ssl.SSLContext], says: bytes
 ) -> None:
     serving, context = tls
-    before = PROCESS.connections
+    before = PROCESS_DESCRIPTORS.connections
     handshakes = serving._server.handshakes
     assert handshakes is not None
     with flooded(serving.endpoint.port, says):
         await echoed(serving.endpoint.port, context)
         assert len(handshakes) <= handshakes.count_max == 32
         assert handshakes.pushed_out >= FLOOD - 33
-        assert PROCESS.connections - before <= 34, "each has its place among the connections of the process"
+        assert PROCESS_DESCRIPTORS.connections - before <= 34, "each has its place among the connections of the process"
     async with asyncio.timeout(20):
-        while len(handshakes) or PROCESS.connections > before:  # noqa: ASYNC110
+        while len(handshakes) or PROCESS_DESCRIPTORS.connections > before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await echoed(serving.endpoint.port, context)
 
@@ -132,28 +132,28 @@ async def test_handshakes_that_never_end_are_bounded_and_keep_no_honest_caller_o
 async def test_a_handshake_has_so_much_time(
     tls: tuple[listening.RunningTcpServer, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(listening, "HANDSHAKE_TIMEOUT_S", 0.2)
     serving, _ = tls
-    before = PROCESS.connections
+    before = PROCESS_DESCRIPTORS.connections
     with flooded(serving.endpoint.port, CLIENT_HELLO, 5) as opened:
         for each in opened:
             each.setblocking(False)
             async with asyncio.timeout(20):
                 with contextlib.suppress(ConnectionError):
                     assert await asyncio.get_running_loop().sock_recv(each, 1) == b""
-    assert PROCESS.connections == before
+    assert PROCESS_DESCRIPTORS.connections == before
 
 
 async def test_handshakes_under_way_end_with_the_listener(
     tls: tuple[listening.RunningTcpServer, ssl.SSLContext],
 ) -> None:
     serving, context = tls
-    before = PROCESS.connections
+    before = PROCESS_DESCRIPTORS.connections
     with flooded(serving.endpoint.port, CLIENT_HELLO, 5):
         await echoed(serving.endpoint.port, context)
         await serving.close()
         async with asyncio.timeout(20):
-            while PROCESS.connections > before:  # noqa: ASYNC110
+            while PROCESS_DESCRIPTORS.connections > before:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
