@@ -151,7 +151,7 @@ def _judge(options: Options) -> dict[str, float]:
     found: dict[str, float] = {}
     for kind, several in entries.items():
         judge, begin = EntryFilter(parse_filter(WANTED)), time.process_time()
-        unwanted = sum(judge.find_unwanted(parse_stored_head(each), each).bit_count() for each in several)
+        unwanted = sum(judge.find_unwanted_bits(parse_stored_head(each), each).bit_count() for each in several)
         found[kind] = round((time.process_time() - begin) / JUDGED * 1e6, 3)
         assert unwanted == JUDGED - JUDGED // WANTED_EVERY, f"{kind}: {unwanted}"
     return found

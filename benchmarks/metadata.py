@@ -69,18 +69,18 @@ async def _measure(addresses: dict[str, str], seconds: float) -> dict[str, Any]:
 
 
 async def _connect(address: str) -> Any:
-    from magnetar.metadata.remote import connect_address
+    from magnetar.metadata.remote import connect_metadata_at
     from magnetar.metadata.session import parse_address
     from magnetar.runtime.process import make_system_world
 
-    return await connect_address(make_system_world(), parse_address(address))
+    return await connect_metadata_at(make_system_world(), parse_address(address))
 
 
 async def _write(store: Any, writer: int, seconds: float, samples: list[float] | None = None) -> int:
     """Commits one version after the other of a node for so long; returns how many."""
-    from magnetar.metadata.store import ANY
+    from magnetar.metadata.store import ANY_VERSION
 
-    end, count, version = time.perf_counter() + seconds, 0, ANY
+    end, count, version = time.perf_counter() + seconds, 0, ANY_VERSION
     while (begin := time.perf_counter()) < end:
         version = await store.put(f"/bench/{writer}", bytes(RECORD_BYTES), version)
         count += 1

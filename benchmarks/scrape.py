@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.node.survey import TopicSurveyRunner
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.subscription import NO_DELIVERIES
+from magnetar.broker.subscription.subscription import NO_DELIVERY_COUNTS
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.metadata.session import MetadataResponsiveness
@@ -28,7 +28,7 @@ from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import Blocked
 from magnetar.runtime.budget import CallerMemory
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.metrics import SECONDS, Histogram, MetricsPage
+from magnetar.runtime.metrics import DURATION_BOUNDS, Histogram, MetricsPage
 
 from .harness import Options, Run
 
@@ -38,12 +38,12 @@ TOPICS = 10_000
 def stand_in(number: int, *, backlog: int = 0) -> Any:
     """A topic with one ledger and one durable subscription, whose mark is `backlog` entries before its end."""
     shape = LogShape()
-    shape.add(Span(number, 0, 9, 10, size=1000, open=True))
+    shape.add(LedgerSpan(number, 0, 9, 10, size=1000, open=True))
     subscription = SimpleNamespace(
         name="s", is_durable=True, store=True, consumers={}, dispatcher=SimpleNamespace(
             unacked=number, held=(), policy=SimpleNamespace(by_keys=False)
         ),
-        deliveries=NO_DELIVERIES, dead_letters=None, expired=SimpleNamespace(count=0),
+        deliveries=NO_DELIVERY_COUNTS, dead_letters=None, expired=SimpleNamespace(count=0),
         pump=SimpleNamespace(blocked=Blocked.CAUGHT_UP), reads_uncommitted=False,
         delayed=None, cursor=Cursor(shape, CursorState(Position(number, 9 - backlog))),
     )  # fmt: skip
@@ -67,9 +67,9 @@ def stand_in_broker(topics: dict[str, Any], config: BrokerConfig) -> Any:
     owned = SimpleNamespace(
         world=SimpleNamespace(clock=clock, own_token_ends_ms=lambda: 0),
         loaded=topics, cache=SimpleNamespace(statistics=dict), config=config,
-        metrics_topics=config.metrics_topics, publish_seconds=Histogram(SECONDS), bookie_statistics=dict,
+        metrics_topics=config.metrics_topics, publish_seconds=Histogram(DURATION_BOUNDS), bookie_statistics=dict,
         memory=CallerMemory(), coordinators=(), metadata_use=MetadataResponsiveness(clock),
-        survey=TopicSurveyRunner(clock, topics.values), load_seconds=Histogram(SECONDS), lookups=0,
+        survey=TopicSurveyRunner(clock, topics.values), load_seconds=Histogram(DURATION_BOUNDS), lookups=0,
     )  # fmt: skip
     return SimpleNamespace(topic_manager=owned)
 

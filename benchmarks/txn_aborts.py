@@ -58,7 +58,7 @@ def txn_aborts(options: Options) -> Run:
 
 def _log(entries: int) -> Any:
     """A topic's log of which only shape and record are there."""
-    from magnetar.broker.log.log_shape_core import LogShape, Span
+    from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
     from magnetar.metadata.records import TopicRecord
     from magnetar.proto.names import TopicName
     from magnetar.proto.states import TopicState
@@ -66,7 +66,7 @@ def _log(entries: int) -> Any:
     shape = LogShape()
     for number, first in enumerate(range(0, entries, LEDGER_ENTRIES)):
         end = min(entries, first + LEDGER_ENTRIES)
-        shape.add(Span(number + 1, first, end - first - 1, end, 100))
+        shape.add(LedgerSpan(number + 1, first, end - first - 1, end, 100))
     log = SimpleNamespace(
         topic=TopicName.parse("bench"), shape=shape, record=TopicRecord(), state=TopicState.SERVING
     )  # fmt: skip
@@ -80,12 +80,12 @@ def _log(entries: int) -> Any:
 
 def _outcomes(world: Any, client: Any, log: Any) -> Any:
     from magnetar.broker.common.config import BrokerConfig, LedgerReplication
-    from magnetar.broker.topic.outcomes import OutcomesLedger
+    from magnetar.broker.topic.outcomes import TransactionOutcomesLedger
 
     async def replication() -> LedgerReplication:
         return LedgerReplication(1, 1, 1)
 
-    return OutcomesLedger(world, client, BrokerConfig(), log, replication)
+    return TransactionOutcomesLedger(world, client, BrokerConfig(), log, replication)
 
 
 async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Random) -> tuple[int, float]:
@@ -102,7 +102,7 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
         txn = TxnId(0, number)
         core.register_unresolved_transaction(txn)
         core.on_transaction_joined(txn)
-        core.judge(txn, "bench", SequenceRange(number, number))
+        core.judge_duplicate(txn, "bench", SequenceRange(number, number))
         position = Position(index // LEDGER_ENTRIES + 1, index % LEDGER_ENTRIES)
         core.on_publish_confirmed(txn, "bench", SequenceRange(number, number), position, index, 1, 100)
         core.settle(Settlement(txn, committed=False))

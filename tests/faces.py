@@ -186,15 +186,15 @@ def _member(name: str, member: Any, how: str) -> str:
 
 def _call(name: str, parameters: list[inspect.Parameter], how: str, is_property: bool) -> str:
     if how == "opens":
-        return f"self._{name.strip('_')}(pick_parameters(locals()))"
+        return f"self._{name.strip('_')}(copy_parameters(locals()))"
     has_txn = any(each.name == "txn" for each in parameters)
     values = [f"{each.name}={each.name}" if each.kind is each.KEYWORD_ONLY else each.name for each in parameters]
     arguments = ", ".join(values).replace("txn=txn", "txn=asyncio_transaction_of(txn)")
     if len(parameters) >= GIVEN_MIN:
         arguments = (
-            '**{**pick_parameters(locals()), "txn": asyncio_transaction_of(txn)}'
+            '**{**copy_parameters(locals()), "txn": asyncio_transaction_of(txn)}'
             if has_txn
-            else "**pick_parameters(locals())"
+            else "**copy_parameters(locals())"
         )
     of = "self._inner" if how == "facts" else "self._current()"
     call = f"{of}.{name}" if is_property else f"{of}.{name}({arguments})"

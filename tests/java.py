@@ -3,13 +3,13 @@
 Never fails: without Java the tests marked `spark` are skipped with the reason, and the others run.
 """
 
-from magnetar.cli.demo import WHAT_TO_INSTALL, ensure_java
+from magnetar.cli.demo import JAVA_INSTALL_ADVICE, ensure_java
 
 
 def main() -> None:
     java = ensure_java(install=True)
     if java is None:
-        print(WHAT_TO_INSTALL, "Until then the tests of the Spark connector are skipped.", sep="\n")
+        print(JAVA_INSTALL_ADVICE, "Until then the tests of the Spark connector are skipped.", sep="\n")
     else:
         print(f"Java {java.version} in {java.home}")
 

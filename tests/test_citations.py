@@ -18,7 +18,7 @@ import pytest
 
 from magnetar.bookie.store import checkpoint
 from magnetar.bookie.store.entrylog import compaction
-from magnetar.broker.log.topic_log import TAKE_OVER
+from magnetar.broker.log.topic_log import TAKE_OVER_STEPS
 from tests import layout
 from tests.docs import deletion
 from tests.docs.documents import DOCUMENTS, ROOT
@@ -180,7 +180,7 @@ def test_a_path_follows_its_symbol_and_nothing_else_changes() -> None:
 
 # -------------------------------------------------------------------------------------------------- completeness
 def test_every_step_that_makes_something_durable_is_in_the_table() -> None:
-    steps = (*(step.__name__ for step in (*checkpoint.STEPS, *TAKE_OVER)), *compaction.STEPS)
+    steps = (*(step.__name__ for step in (*checkpoint.CHECKPOINT_STEPS, *TAKE_OVER_STEPS)), *compaction.MOVE_STEPS)
     assert not [step for step in steps if f"`{step}`" not in _page("durability")]
 
 

@@ -96,10 +96,10 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
 
 async def _fill(store: Store, size: int) -> None:
     """Closed logs, of which 60 % are dead: ledgers of 1 MiB, written together."""
-    from magnetar.ledger.peer_format import KEY_BYTES, Status
+    from magnetar.ledger.peer_format import LEDGER_KEY_BYTES, Status
     from magnetar.ledger.reader_core import encode_header
 
-    payload, key, ledgers = os.urandom(64 << 10), bytes(KEY_BYTES), range(1_000, 1_000 + (size >> 20))
+    payload, key, ledgers = os.urandom(64 << 10), bytes(LEDGER_KEY_BYTES), range(1_000, 1_000 + (size >> 20))
     for ledger in ledgers:
         entries = []
         for entry in range(16):
@@ -110,7 +110,7 @@ async def _fill(store: Store, size: int) -> None:
             await store.checkpoint()
         store.keys.record_key_of_metadata(ledger, key)
         assert store.add_entries(ledger, key, entries, total, 14, False) is Status.OK
-        await store.seal_and_wait()
+        await store.seal_group_and_wait()
     await store.checkpoint()
     await store.delete_ledgers([ledger for ledger in ledgers if ledger % 5 < 3])
     await store.checkpoint()

@@ -66,11 +66,11 @@ def journal(options: Options) -> Run:
 
     async def main(directory: str) -> Run:
         from magnetar.bookie.store.store import Store
-        from magnetar.ledger.peer_format import KEY_BYTES, Status
+        from magnetar.ledger.peer_format import LEDGER_KEY_BYTES, Status
         from magnetar.runtime.process import make_system_world
 
         store = await Store.open(make_system_world(), directory, os.urandom(16))
-        contents, key = payloads(options.size, options.seed, 64), bytes(KEY_BYTES)
+        contents, key = payloads(options.size, options.seed, 64), bytes(LEDGER_KEY_BYTES)
         outstanding = Outstanding(max(2, OUTSTANDING_BYTES // options.size))
         run, entry = Run(0.0), 0
 
@@ -85,7 +85,7 @@ def journal(options: Options) -> Run:
                     continue
                 assert status is Status.OK, status
                 entry += 1
-                await outstanding.add(asyncio.ensure_future(store.seal_and_wait()))
+                await outstanding.add(asyncio.ensure_future(store.seal_group_and_wait()))
             await outstanding.all()
             return time.perf_counter() - begin
 

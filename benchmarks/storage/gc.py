@@ -79,13 +79,13 @@ async def _fill(store: Store, ledgers: int, mib: int, size: int) -> float:
             await _add(store, kept, 0, small)
             kept += 1
         if at % per_turn == 0:
-            waiting.append(asyncio.ensure_future(store.seal_and_wait()))
+            waiting.append(asyncio.ensure_future(store.seal_group_and_wait()))
             if len(waiting) > 4:
                 assert await waiting.pop(0)
             await asyncio.sleep(0)
     for ledger in range(kept, ledgers):
         await _add(store, ledger, 0, small)
-    assert await store.seal_and_wait()
+    assert await store.seal_group_and_wait()
     assert all(await asyncio.gather(*waiting))
     await store.checkpoint()
     return time.perf_counter() - began

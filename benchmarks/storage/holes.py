@@ -114,7 +114,7 @@ def single(acks: int) -> dict[str, float]:
     """Whole entries: parse, cursor, and the whole state as it is stored."""
     from pyroaring import BitMap
 
-    from magnetar.broker.log.log_shape_core import LogShape, Span
+    from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
     from magnetar.broker.subscription.core.cursor import Cursor
     from magnetar.broker.subscription.core.cursor_state import CursorState
     from magnetar.broker.subscription.core.positions import CursorWritePlanner
@@ -122,7 +122,7 @@ def single(acks: int) -> dict[str, float]:
     shape = LogShape()
     for number in range(2 * acks // LEDGER_ENTRIES):
         first = number * LEDGER_ENTRIES
-        shape.add(Span(number, first, LEDGER_ENTRIES - 1, first + LEDGER_ENTRIES))
+        shape.add(LedgerSpan(number, first, LEDGER_ENTRIES - 1, first + LEDGER_ENTRIES))
     requests = [
         (number, BitMap(range(first + 1, min(first + 2 * GROUP, LEDGER_ENTRIES), 2)).serialize())
         for number in range(2 * acks // LEDGER_ENTRIES)

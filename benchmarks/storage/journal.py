@@ -102,7 +102,7 @@ async def _raw(path: str, flags: int, size: int, blocks: int) -> float:
 async def _journal(directory: str, size: int, blocks: int, direct: bool) -> float:
     """The same through a journal of its own, whose segment is zero-filled and large enough: one record per block."""
     from magnetar.bookie.format.journal import BLOCK_HEADER_BYTES, RECORD_HEADER_BYTES, RecordType
-    from magnetar.bookie.store.group_commit_core import WORKERS
+    from magnetar.bookie.store.group_commit_core import JOURNAL_WORKERS
     from magnetar.bookie.store.journal import Journal
     from magnetar.bookie.store.replay import JournalPosition
     from magnetar.runtime.process import make_system_world
@@ -110,7 +110,7 @@ async def _journal(directory: str, size: int, blocks: int, direct: bool) -> floa
     world = make_system_world()
     folder = os.path.join(directory, "journal")
     world.files.make_directories(folder)
-    workers, filler = [world.workers.start("journal") for _ in range(WORKERS)], world.workers.start("filler")
+    workers, filler = [world.workers.start("journal") for _ in range(JOURNAL_WORKERS)], world.workers.start("filler")
     journal = Journal(
         world, folder, bytes(16), workers, filler, segment_bytes=4096, block_bytes_max=size, spares_max=0,
         first_segment_bytes=4096 + 2 * size * (blocks + 2), queue_bytes_max=64 << 20, direct=direct,
@@ -172,13 +172,13 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     from magnetar.bookie.format import mark
     from magnetar.bookie.format.journal import RecordType
     from magnetar.bookie.store import disk
-    from magnetar.bookie.store.group_commit_core import WORKERS
+    from magnetar.bookie.store.group_commit_core import JOURNAL_WORKERS
     from magnetar.bookie.store.journal import Journal
     from magnetar.bookie.store.replay import JournalPosition
 
     path = os.path.join(directory, "mark")
     found, _ = mark.decode_checkpoint_mark(disk.read_file(world.files, path), uuid, path)
-    workers, filler = [world.workers.start("journal") for _ in range(WORKERS)], world.workers.start("filler")
+    workers, filler = [world.workers.start("journal") for _ in range(JOURNAL_WORKERS)], world.workers.start("filler")
     journal = Journal(
         world, os.path.join(directory, "journal"), uuid, workers, filler, segment_bytes=64 << 20,
         first_segment_bytes=4 << 20, block_bytes_max=1 << 20, queue_bytes_max=32 << 20, spares_max=3,
@@ -211,7 +211,7 @@ async def _two_groups(journal: Journal) -> None:
 def _entries(options: Options) -> Iterator[tuple[int, int, bytes]]:
     """(ledger, entry, stored entry), ledger after ledger."""
     from magnetar.bookie.format.journal import crc32c
-    from magnetar.ledger.peer_format import ENTRY_HEADER
+    from magnetar.ledger.peer_format import ENTRY_HEADER_STRUCT
 
     from ..messaging import payloads
 
@@ -219,7 +219,7 @@ def _entries(options: Options) -> Iterator[tuple[int, int, bytes]]:
     for number in count():
         entry, ledger = divmod(number, LEDGERS)
         content = contents[number % len(contents)]
-        head = ENTRY_HEADER.pack(ledger, entry, entry - 1, len(content), 0)[:-4]
+        head = ENTRY_HEADER_STRUCT.pack(ledger, entry, entry - 1, len(content), 0)[:-4]
         yield ledger, entry, head + crc32c(head, content).to_bytes(4, "big") + content
 
 

@@ -59,7 +59,7 @@ async def _build_many(directory: str, ledgers: int, size: int) -> dict[str, Any]
     for first in range(0, ledgers, TURN):
         for ledger in range(first, min(first + TURN, ledgers)):
             await _add(store, ledger, 0, payload)
-        waiting.append(asyncio.ensure_future(store.seal_and_wait()))
+        waiting.append(asyncio.ensure_future(store.seal_group_and_wait()))
         if len(waiting) > 8:
             assert await waiting.pop(0)
         await asyncio.sleep(0)
@@ -147,8 +147,8 @@ async def _build_catch_up(directory: str, entries: int, entry_bytes: int, among:
             lasts[ledger] += 1
             await _add(store, ledger, lasts[ledger], small)
         if entry % 64 == 0 or among:
-            await store.seal_and_wait()
-    await store.seal_and_wait()
+            await store.seal_group_and_wait()
+    await store.seal_group_and_wait()
     await store.close()
     return {}
 
@@ -231,7 +231,7 @@ class Stalls:
 
 async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
     """Admitted, after waiting for room."""
-    from magnetar.ledger.peer_format import ENTRY_HEADER, Status
+    from magnetar.ledger.peer_format import ENTRY_HEADER_STRUCT, Status
     from magnetar.ledger.reader_core import encode_header
 
     while not store.has_room:
@@ -239,7 +239,7 @@ async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
         await asyncio.sleep(0.001)
     # verified, as all that is added
     stored = (encode_header(ledger, entry, entry - 1, len(payload), (payload,)), payload)
-    status = store.add_entry(ledger, entry, KEY, stored, ENTRY_HEADER.size + len(payload), entry - 1, False)
+    status = store.add_entry(ledger, entry, KEY, stored, ENTRY_HEADER_STRUCT.size + len(payload), entry - 1, False)
     assert status is Status.OK, status
 
 

@@ -142,7 +142,7 @@ async def _give_up(metadata: Any, bookie: str) -> None:
 async def _left(metadata: Any) -> int:
     from magnetar.metadata import paths
 
-    return len(await metadata.children(paths.UNDER_REPLICATED))
+    return len(await metadata.children(paths.UNDER_REPLICATED_LEDGERS))
 
 
 async def _until(what: Callable[[], Awaitable[bool]]) -> None:
@@ -194,7 +194,9 @@ async def _named(metadata: Any, bookie: str) -> int:
     from magnetar.bookie.maintenance.repair_core import list_bookies_of_ledger
     from magnetar.metadata import paths
 
-    records = [await marks.read_ledger(metadata, each) for each in await marks.list_ledgers(metadata, paths.LEDGERS)]
+    records = [
+        await marks.read_ledger_record(metadata, each) for each in await marks.list_ledger_ids(metadata, paths.LEDGERS)
+    ]
     return sum(record is not None and bookie in list_bookies_of_ledger(record) for record in records)
 
 

@@ -18,7 +18,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, encode_record
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
-from magnetar.runtime.network import Endpoint, Request, RunningServer, World
+from magnetar.runtime.network import Endpoint, PeerRequest, RunningServer, World
 from magnetar.runtime.process import make_system_world
 
 from ..harness import Options, Run, percentiles
@@ -41,12 +41,12 @@ class TimedBookie:
         await metadata.put(paths.bookie(self.id), encode_record(record, paths.bookie(self.id)))
         return serving
 
-    def _serve(self, requests: Sequence[Request]) -> None:
+    def _serve(self, requests: Sequence[PeerRequest]) -> None:
         for request in requests:
             self._free_at = max(self._loop.time(), self._free_at) + self._service_s
             self._loop.call_at(self._free_at + self._latency_s, self._answer, request)
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: PeerRequest) -> None:
         head = decode_request(bytes(request.head))
         if head.op is BookieOperation.ADD_MANY:
             request.reply(*encode_add_statuses(head.ledger, head.entry, bytes(head.count)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from magnetar.broker.cluster.balance_core import CHECK_S, Balancer
+from magnetar.broker.cluster.balance_core import BALANCE_CHECK_INTERVAL_S, Balancer
 
 from .simulation import DAY_S, BalanceSimulation, FirstAsked, MovesBundles, ThresholdShedder
 
@@ -86,7 +86,7 @@ def run_restart(seed: int, brokers: int, bundles: int, rule: MovesBundles) -> Fi
         each.moved = 0
     for name, broker in list(cluster.brokers.items()):
         cluster.drain(name)
-        cluster.run(CHECK_S)
+        cluster.run(BALANCE_CHECK_INTERVAL_S)
         cluster.kill(name)
         cluster.run(30.0)
         cluster.add_broker(name, broker.speed)
@@ -113,7 +113,7 @@ def _settled(seed: int, brokers: int, bundles: int, rule: MovesBundles) -> Balan
 
 def _run_until_balanced(cluster: BalanceSimulation, seconds: float) -> float:
     while cluster.now_s < seconds and cluster.max_to_mean() > 1.25:
-        cluster.run(CHECK_S)
+        cluster.run(BALANCE_CHECK_INTERVAL_S)
     return cluster.now_s
 
 

@@ -18,7 +18,14 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from magnetar.broker.cluster.balance_core import CHECK_S, REPORTED_BUNDLES, Balancer, BrokerLoad, MovableBundle, Move
+from magnetar.broker.cluster.balance_core import (
+    BALANCE_CHECK_INTERVAL_S,
+    REPORTED_BUNDLES_MAX,
+    Balancer,
+    BrokerLoad,
+    MovableBundle,
+    Move,
+)
 from magnetar.broker.cluster.bundles_core import BundlePlacement
 from magnetar.metadata.records import BrokerRecord
 
@@ -218,7 +225,7 @@ class BalanceSimulation:
         reports = [
             BrokerRecord(
                 name=each.name, endpoint="h:1", busy_percent=round(100 * self.utilisation(each)),
-                draining=each.draining, bundles=len(each.bundles), report=int(self.now_s / CHECK_S),
+                draining=each.draining, bundles=len(each.bundles), report=int(self.now_s / BALANCE_CHECK_INTERVAL_S),
             )
             for each in self.brokers.values() if each is not source
         ]  # fmt: skip
@@ -237,8 +244,8 @@ class BalanceSimulation:
 
     def run(self, seconds: float) -> None:
         """Lets virtual time pass, in steps of a check."""
-        for _ in range(round(seconds / CHECK_S)):
-            self.now_s += CHECK_S
+        for _ in range(round(seconds / BALANCE_CHECK_INTERVAL_S)):
+            self.now_s += BALANCE_CHECK_INTERVAL_S
             self._end_moves()
             for each in self.brokers.values():
                 self.rule.add_report(self._report(each), self.now_s)
@@ -279,7 +286,7 @@ class BalanceSimulation:
         late = broker.told is not None and self.rng.random() < 0.5
         (score, load), broker.told = broker.told if late and broker.told else current, current
         if self.now_s - broker.listed_s >= REPORTED_S:
-            broker.heaviest = heapq.nlargest(REPORTED_BUNDLES, broker.bundles.values(), key=lambda each: each.load)
+            broker.heaviest = heapq.nlargest(REPORTED_BUNDLES_MAX, broker.bundles.values(), key=lambda each: each.load)
             broker.listed_s = self.now_s
         movable = [
             MovableBundle(
@@ -288,7 +295,12 @@ class BalanceSimulation:
             for each in broker.heaviest
         ]
         return BrokerLoad(
-            broker.name, score, load, movable, window_s=CHECK_S * (2 if late else 1), takes_bundles=not broker.draining
+            broker.name,
+            score,
+            load,
+            movable,
+            window_s=BALANCE_CHECK_INTERVAL_S * (2 if late else 1),
+            takes_bundles=not broker.draining,
         )
 
     # ------------------------------------------------------------------------------------------------ the judge

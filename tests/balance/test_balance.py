@@ -7,14 +7,14 @@ from collections import Counter
 import pytest
 
 from magnetar.broker.cluster.balance_core import (
-    CARRIED_MAX,
-    CHECK_S,
-    FORGOTTEN_S,
-    MOVES_MAX,
-    OWNED_MIN_S,
-    REPORTS_MIN,
-    REST_S,
-    SILENT_CHECKS,
+    BALANCE_CHECK_INTERVAL_S,
+    BELIEVED_REPORTS_MIN,
+    BUNDLE_OWNED_S_MIN,
+    CARRIED_LOAD_RATIO_MAX,
+    MOVED_BUNDLE_REST_S,
+    MOVES_PER_BROKER_MAX,
+    SILENT_BROKER_FORGOTTEN_S,
+    SILENT_CHECKS_MAX,
     Balancer,
     BrokerLoad,
     MovableBundle,
@@ -78,13 +78,13 @@ class Watched(Balancer):
         moves = super().plan_moves(now_s)
         for each in moves:
             assert each.path not in self.moving
-            assert now_s - self.ended_s.get(each.path, -math.inf) >= REST_S
+            assert now_s - self.ended_s.get(each.path, -math.inf) >= MOVED_BUNDLE_REST_S
             assert each.source != each.target
             assert each.points > 0
             self.moving[each.path] = each
         for ends in (Counter(each.source for each in self.moving.values()),
                      Counter(each.target for each in self.moving.values())):  # fmt: skip
-            assert max(ends.values(), default=0) <= MOVES_MAX
+            assert max(ends.values(), default=0) <= MOVES_PER_BROKER_MAX
         return moves
 
     def end_move(self, path: str, moved: bool, now_s: float) -> None:
@@ -98,7 +98,7 @@ def test_no_plan_breaks_a_bound_whatever_happens(seed: int) -> None:
     rng, watched = random.Random(seed), Watched()
     cluster = BalanceSimulation(seed, brokers=12, bundles=600, rule=watched, noise=0.2)
     for step in range(120):
-        cluster.run(CHECK_S * rng.randint(1, 6))
+        cluster.run(BALANCE_CHECK_INTERVAL_S * rng.randint(1, 6))
         names = [each.name for each in cluster.brokers.values() if not each.draining]
         match rng.randrange(5):
             case 0:
@@ -115,10 +115,10 @@ def test_no_plan_breaks_a_bound_whatever_happens(seed: int) -> None:
 # ------------------------------------------------------------------------------------------------ one rule each
 
 
-def feed(balancer: Balancer, *reports: BrokerLoad, checks: int = REPORTS_MIN, from_s: float = 0.0) -> float:
+def feed(balancer: Balancer, *reports: BrokerLoad, checks: int = BELIEVED_REPORTS_MIN, from_s: float = 0.0) -> float:
     now_s = from_s
     for _ in range(checks):
-        now_s += CHECK_S
+        now_s += BALANCE_CHECK_INTERVAL_S
         for each in reports:
             balancer.add_report(each, now_s)
     return now_s
@@ -167,7 +167,7 @@ def test_a_broker_that_drains_gets_nothing_and_neither_does_one_that_a_label_exc
 def test_a_new_leader_and_a_broker_that_has_just_joined_wait_for_averages() -> None:
     balancer = Balancer()
     hot, cold = report("hot", *[10.0] * 6), report("cold", 1.0)
-    now_s = feed(balancer, hot, cold, checks=REPORTS_MIN - 1)
+    now_s = feed(balancer, hot, cold, checks=BELIEVED_REPORTS_MIN - 1)
     assert balancer.plan_moves(now_s) == []
     assert balancer.plan_moves(feed(balancer, hot, cold, checks=1, from_s=now_s))
 
@@ -196,7 +196,7 @@ def test_a_broker_that_does_not_answer_takes_no_part_until_it_does() -> None:
     balancer = Balancer()
     hot, cold, late = report("hot", *[10.0] * 6), report("cold", 20.0), report("late", 0.0)
     now_s = feed(balancer, hot, cold, late)
-    now_s = feed(balancer, hot, cold, checks=SILENT_CHECKS, from_s=now_s)
+    now_s = feed(balancer, hot, cold, checks=SILENT_CHECKS_MAX, from_s=now_s)
     assert {each.target for each in balancer.plan_moves(now_s)} == {"cold"}
     assert {each.target for each in balancer.plan_moves(feed(balancer, hot, late, checks=1, from_s=now_s))} == {"late"}
 
@@ -206,24 +206,24 @@ def test_a_broker_that_comes_back_while_its_bundles_move_is_not_given_more_than_
     hot, cold = report("hot", *[5.0] * 18), report("cold", 1.0)
     now_s = feed(balancer, hot, cold)
     first = balancer.plan_moves(now_s)
-    assert len(first) == MOVES_MAX
+    assert len(first) == MOVES_PER_BROKER_MAX
     balancer.forget_broker("cold")
     now_s = feed(balancer, hot, cold, from_s=now_s)
     assert balancer.plan_moves(now_s) == [], "as many are on their way to it as may be"
     for each in first:
         balancer.end_move(each.path, True, now_s)
-    assert len(balancer.plan_moves(feed(balancer, hot, cold, checks=3, from_s=now_s))) == MOVES_MAX
+    assert len(balancer.plan_moves(feed(balancer, hot, cold, checks=3, from_s=now_s))) == MOVES_PER_BROKER_MAX
 
 
 def test_what_a_broker_said_before_a_long_silence_does_not_count() -> None:
     balancer = Balancer()
     hot, cold = report("hot", *[10.0] * 6), report("cold", 20.0)
     now_s = feed(balancer, hot, cold)
-    now_s = feed(balancer, hot, checks=1, from_s=now_s + FORGOTTEN_S)
+    now_s = feed(balancer, hot, checks=1, from_s=now_s + SILENT_BROKER_FORGOTTEN_S)
     assert balancer.plan_moves(feed(balancer, report("cold", 60.0), checks=1, from_s=now_s)) == []
     balancer = Balancer()
     now_s = feed(balancer, hot, cold)
-    now_s = feed(balancer, *(report(name, 20.0) for name in ("hot", "cold")), from_s=now_s + FORGOTTEN_S)
+    now_s = feed(balancer, *(report(name, 20.0) for name in ("hot", "cold")), from_s=now_s + SILENT_BROKER_FORGOTTEN_S)
     assert [(name, round(score)) for name, score, _ in balancer.list_scores()] == [("cold", 20), ("hot", 20)]
 
 
@@ -239,7 +239,7 @@ def test_a_broker_that_drains_neither_gives_nor_counts_in_the_mean() -> None:
 
 
 def test_a_bundle_that_has_just_come_stays_whoever_gave_it() -> None:
-    for owned_s in (0.0, OWNED_MIN_S - 1, math.nan, -math.inf):
+    for owned_s in (0.0, BUNDLE_OWNED_S_MIN - 1, math.nan, -math.inf):
         balancer, hot = Balancer(), report("hot", *[10.0] * 6)
         hot = hot._replace(bundles=[each._replace(owned_s=owned_s) for each in hot.bundles])
         assert balancer.plan_moves(feed(balancer, hot, report("cold", 20.0))) == [], owned_s
@@ -258,10 +258,10 @@ def test_loads_that_lie_move_no_more_than_the_bounds_allow() -> None:
     balancer = Balancer()
     now_s = feed(balancer, report("liar", *[1e300] * 50, score=1e300), *(report(f"b{at}", 10.0) for at in range(9)))
     moves = balancer.plan_moves(now_s)
-    assert len(moves) <= MOVES_MAX
+    assert len(moves) <= MOVES_PER_BROKER_MAX
     balancer = Balancer()  # it says that it is idle, and is not: it gets what the others have too much of, and rests
     now_s = feed(balancer, report("liar", score=0.0), *(report(f"b{at}", *[4.0] * 10) for at in range(9)))
-    assert len(balancer.plan_moves(now_s)) <= MOVES_MAX
+    assert len(balancer.plan_moves(now_s)) <= MOVES_PER_BROKER_MAX
 
 
 def test_a_bundle_that_is_reported_twice_moves_once_at_most() -> None:
@@ -288,7 +288,7 @@ def test_a_broker_that_never_says_that_it_is_busy_does_not_get_everything() -> N
             loads[each.target].append(loads[each.source].pop())
             balancer.end_move(each.path, True, now_s)
     others = sum(sum(carried) for name, carried in loads.items() if name != "liar") / 4
-    assert sum(loads["liar"]) <= (CARRIED_MAX + 1) * others
+    assert sum(loads["liar"]) <= (CARRIED_LOAD_RATIO_MAX + 1) * others
     assert others > 20
 
 

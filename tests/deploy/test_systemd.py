@@ -10,7 +10,7 @@ import click
 import pytest
 
 from magnetar.cli.main import root
-from magnetar.runtime.health import HUNG_S
+from magnetar.runtime.health import HUNG_AFTER_S
 from tests.layout import ROOT
 
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
@@ -46,7 +46,7 @@ def test_a_unit_starts_a_command_that_exists_and_is_told_when_it_serves(unit: Pa
     assert {each for each in options if each.startswith("--")} <= known
     assert service["Type"] == ["notify"]
     assert service["KillMode"] == ["mixed"], "the parent of several processes ends them"
-    assert int(service["WatchdogSec"][0]) > 2 * HUNG_S
+    assert int(service["WatchdogSec"][0]) > 2 * HUNG_AFTER_S
     folders = [each for each in options if each.startswith("/var/lib/")]
     assert [f"/var/lib/{each}" for each in service.get("StateDirectory", [])] == folders
     assert service["LimitNOFILE"] == ["65536"]

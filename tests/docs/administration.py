@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from magnetar.broker.rest import application
-from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC
+from magnetar.broker.rest.call import NAMESPACE_PATH, REST_ROUTES, TOPIC_PATH
 from magnetar.cli.common.lazy import LazyGroup
 from magnetar.cli.main import root
 from magnetar.client.admin import AdminClient
@@ -27,7 +27,7 @@ GROUPS = (
     "tenants", "namespaces", "topics", "subscriptions", "transactions", "schemas", "spark", "brokers", "bookies",
     "ledgers",
 )  # fmt: skip
-assert application.HANDLERS, "the routes are registered"
+assert application.ROUTE_MODULES, "the routes are registered"
 VARIABLES = {each.name: variable for variable, each in vars(operations).items() if isinstance(each, Operation)}
 
 
@@ -64,8 +64,8 @@ def _methods() -> dict[str, list[str]]:
 
 def _routes() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
-    for route in ROUTES:
-        path = route.path.replace(TOPIC, "{T}").replace(NAMESPACE, "{N}").replace("/admin/v2", "")
+    for route in REST_ROUTES:
+        path = route.path.replace(TOPIC_PATH, "{T}").replace(NAMESPACE_PATH, "{N}").replace("/admin/v2", "")
         if route.path.endswith("/offload"):  # does nothing, with the rights of a compaction
             continue
         names = _named(route.handler)

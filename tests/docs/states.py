@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from magnetar.ledger import metadata_core as metadata
-from magnetar.ledger.metadata_core import RecordToStore, Striping, Transition, make_ledger_record
+from magnetar.ledger.metadata_core import LedgerTransition, RecordToStore, Striping, make_ledger_record
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.recovery_core import (
     CloseRecoveredLedger,
@@ -183,7 +183,7 @@ def record_diagram() -> str:
     shape = Striping(3, 3, 2)
     steps: set[Step] = set()
     absent: LedgerRecord | None = None
-    _note(steps, absent, "create", metadata.decide_creation(absent, _record(shape, OPEN)))
+    _note(steps, absent, "create", metadata.decide_ledger_creation(absent, _record(shape, OPEN)))
     for state in (OPEN, IN_RECOVERY, CLOSED):
         record = _record(shape, state)
         snapshot = record.fragments
@@ -193,14 +193,14 @@ def record_diagram() -> str:
             ("decide_close_by_writer", metadata.decide_close_by_writer(record, 4, 9)),
             ("decide_ensemble_change", metadata.decide_ensemble_change(record, 5, ((0, "b0"),), {0: "b9"})),
             ("decide_recovery_start", metadata.decide_recovery_start(record)),
-            ("close_recovered_ledger", metadata.close_recovered_ledger(record, snapshot, snapshot, 4, 9)),
-            ("replace_bookie_in_fragment", metadata.replace_bookie_in_fragment(changed, 0, "b0", "b9")),
+            ("decide_close_by_recovery", metadata.decide_close_by_recovery(record, snapshot, snapshot, 4, 9)),
+            ("decide_bookie_replacement", metadata.decide_bookie_replacement(changed, 0, "b0", "b9")),
         ):
             _note(steps, record, cause, transition)
     return diagram(steps, first="none", last=("CLOSED",))
 
 
-def _note(steps: set[Step], before: LedgerRecord | None, cause: str, transition: Transition | None) -> None:
+def _note(steps: set[Step], before: LedgerRecord | None, cause: str, transition: LedgerTransition | None) -> None:
     if isinstance(transition, RecordToStore):
         steps.add((_name(before), cause, _name(transition.record)))
 

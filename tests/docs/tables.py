@@ -10,28 +10,35 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
-from magnetar.bookie.server import SHARES as OF_BOOKIE
+from magnetar.bookie.server import BOOKIE_MEMORY_SHARES as OF_BOOKIE
 from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
-from magnetar.broker.access.table_core import RULES
+from magnetar.broker.access.table_core import PERMISSION_RULES
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.rest import application
-from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, RestRoute
-from magnetar.broker.server import SHARES as OF_BROKER
-from magnetar.cli.admin.doctor import CHECKS, OFFLINE
-from magnetar.cli.admin.support_bundle import FILES
+from magnetar.broker.rest.call import NAMESPACE_PATH, REST_ROUTES, TOPIC_PATH, RestRoute
+from magnetar.broker.server import BROKER_MEMORY_SHARES as OF_BROKER
+from magnetar.cli.admin.doctor import CHECKS, OFFLINE_CHECKS
+from magnetar.cli.admin.support_bundle import BUNDLED_FILES
 from magnetar.cli.common.exits import find_exit_code
-from magnetar.cli.main import COMMANDS
-from magnetar.cli.run.metrics import PULSAR_TXN, SECOND
-from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
-from magnetar.cli.run.servers import STANDALONE_BYTES
+from magnetar.cli.main import ROOT_COMMANDS
+from magnetar.cli.run.metrics import BOOKKEEPER_METRICS, PULSAR_TXN_METRICS
+from magnetar.cli.run.metrics_pulsar import OMITTED_METRICS, PULSAR_METRICS
+from magnetar.cli.run.servers import STANDALONE_MEMORY_BYTES
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from magnetar.ledger.bookies import LedgerConfig
-from magnetar.metadata.server import SHARES as OF_METADATA
+from magnetar.metadata.server import METADATA_MEMORY_SHARES as OF_METADATA
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.config import NO_LIMIT, REQUIRED, ProcessConfig, list_setting_defaults, list_settings, plan_memory
-from magnetar.security.settings import SECTIONS as OF_SECURITY
+from magnetar.runtime.config import (
+    NO_LIMIT,
+    REQUIRED_VALUE,
+    ProcessConfig,
+    list_setting_defaults,
+    list_settings,
+    plan_memory,
+)
+from magnetar.security.settings import SECURITY_SECTIONS as OF_SECURITY
 from tests.docs import administration, complaints, defects, deletion, extending, recipes, states
 from tests.docs.documents import DOCUMENTS, ROOT, replaced
 from tests.docs.paths import corrected
@@ -48,7 +55,7 @@ CONFIGURATIONS: dict[str, type] = {
     "producer": ProducerSettings,
     "consumer": ConsumerSettings,
 }
-assert application.HANDLERS, "the routes are registered"
+assert application.ROUTE_MODULES, "the routes are registered"
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -78,7 +85,7 @@ def security_table() -> str:
 def _default(name: str, value: object) -> str:
     if isinstance(value, RepairConfig | StoreConfig):
         return "below"
-    if value is REQUIRED:
+    if value is REQUIRED_VALUE:
         return "required"
     if isinstance(value, enum.Enum):
         return f"`{value.name}`"
@@ -102,7 +109,7 @@ def _size(value: int) -> str:
 
 def shares_table() -> str:
     """Who gets which part of memory_bytes: at least, in a standalone server with its default, and at most."""
-    standalone = plan_memory(2 * STANDALONE_BYTES, (*OF_BROKER, *OF_BOOKIE), {}).limits
+    standalone = plan_memory(2 * STANDALONE_MEMORY_BYTES, (*OF_BROKER, *OF_BOOKIE), {}).limits
     lines = ["| share | what takes it | setting | at least | standalone | at most |", "|---|---|---|---|---|---|"]
     for share in (*OF_BROKER, *OF_BOOKIE, *OF_METADATA):
         name = share.setting.removeprefix("bookie.").removeprefix("broker.")
@@ -139,7 +146,7 @@ def errors_table() -> str:
 def permissions_table() -> str:
     """One row per rpc, and per frame of a stream that opens something."""
     lines = ["| rpc | needs | of |", "|---|---|---|"]
-    for path, rule in RULES.items():
+    for path, rule in PERMISSION_RULES.items():
         of = f"{rule.on.value} in `{rule.field}`" if rule.field else rule.on.value
         named = f", subscription in `{rule.subscription}`" if rule.subscription else ""
         lines.append(f"| `{path}` | {rule.permission.value} | {of}{named} |")
@@ -149,7 +156,7 @@ def permissions_table() -> str:
 def routes_table() -> str:
     """One row per path of REST, in the order of the handlers; the methods and what they take and answer."""
     lines = ["| route | takes → answers | |", "|---|---|---|"]
-    for row in ROUTES:
+    for row in REST_ROUTES:
         answer = row.answer or "204"
         what = f"{row.body} → {answer}" if row.body else answer
         cells = (f"`{row.method} {shown_path(row)}`", what.replace("|", "\\|"), row.summary.replace("|", "\\|"))
@@ -159,14 +166,14 @@ def routes_table() -> str:
 
 def shown_path(row: RestRoute) -> str:
     """With the short names that the page explains."""
-    path = row.path.replace(TOPIC, "{T}").replace(NAMESPACE, "{N}").replace("/admin/v2", "")
+    path = row.path.replace(TOPIC_PATH, "{T}").replace(NAMESPACE_PATH, "{N}").replace("/admin/v2", "")
     return path.replace("{domain:domain}", "{domain}")
 
 
 def bookkeeper_table() -> str:
     """BookKeeper's names for a bookie's metrics, and ours."""
     lines = ["| BookKeeper's name | ours | note |", "|---|---|---|"]
-    for second in SECOND:
+    for second in BOOKKEEPER_METRICS:
         ours = ", ".join(f"`{name}`" for name in second.ours)
         lines.append(f"| `{second.name}` | {ours} | {second.note} |")
     return "\n".join(lines)
@@ -175,8 +182,8 @@ def bookkeeper_table() -> str:
 def pulsars_table() -> str:
     """Pulsar's names for metrics, and ours."""
     lines = ["| Pulsar's name | ours | note |", "|---|---|---|"]
-    lines += [f"| `{name.name}` | `{name.ours}` | {name.note} |" for name in SHOWN]
-    for second in PULSAR_TXN:
+    lines += [f"| `{name.name}` | `{name.ours}` | {name.note} |" for name in PULSAR_METRICS]
+    for second in PULSAR_TXN_METRICS:
         ours = ", ".join(f"`{name}`" for name in second.ours)
         lines.append(f"| `{second.name}` | {ours} | {second.note} |")
     return "\n".join(lines)
@@ -184,13 +191,13 @@ def pulsars_table() -> str:
 
 def left_out_table() -> str:
     """Beginnings of Pulsar's names that are not shown, and why."""
-    rows = (f"| `{beginning}…` | {why} |" for beginning, why in LEFT_OUT.items())
+    rows = (f"| `{beginning}…` | {why} |" for beginning, why in OMITTED_METRICS.items())
     return "\n".join(["| not shown | why |", "|---|---|", *rows])
 
 
 def commands_table() -> str:
     """One row per command, or group of commands, of `magnetar`."""
-    rows = (f"| `magnetar {name}` | {command.help} |" for name, command in COMMANDS.items())
+    rows = (f"| `magnetar {name}` | {command.help} |" for name, command in ROOT_COMMANDS.items())
     return "\n".join(["| command | what for |", "|---|---|", *rows])
 
 
@@ -198,14 +205,14 @@ def checks_table() -> str:
     """One row per check of `magnetar doctor`, in the order in which it makes them."""
     lines = ["| code | what is looked at |", "|---|---|"]
     lines += [f"| `{each.code}` | {each.what} |" for each in CHECKS]
-    lines += [f"| `{each.code}` | with `--offline DIR`: {each.what} |" for each in OFFLINE]
+    lines += [f"| `{each.code}` | with `--offline DIR`: {each.what} |" for each in OFFLINE_CHECKS]
     return "\n".join(lines)
 
 
 def bundle_table() -> str:
     """One row per kind of file of a support bundle."""
     lines = ["| file | what is in it |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {each.name} | {each.what} |" for each in FILES)])
+    return "\n".join([*lines, *(f"| {each.name} | {each.what} |" for each in BUNDLED_FILES)])
 
 
 TABLES: dict[str, Table] = {

@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from magnetar.bookie.server import Bookie
-from magnetar.broker.access.table_core import RULES
+from magnetar.broker.access.table_core import PERMISSION_RULES
 from magnetar.broker.grpc import checked
 from magnetar.cli.run import metrics as samples
 from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.metadata import records
 from magnetar.metadata.records import CounterRecord, DamagedRecord, MetadataRecord
-from magnetar.metadata.sqlite import MEMORY, SqliteStore
+from magnetar.metadata.sqlite import IN_MEMORY_PATH, SqliteStore
 from magnetar.metadata.store import get_record, update_record
 from magnetar.runtime import tasks as supervisor
 from magnetar.runtime.metrics import MetricsPage
@@ -40,7 +40,7 @@ def _changed(record: NoteRecord | None) -> NoteRecord:
 
 async def test_a_new_record_is_stored_changed_and_read_and_refused_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(records._KINDS, NoteRecord.kind, NoteRecord)
-    sqlite = await SqliteStore.open(make_system_world(1), MEMORY)
+    sqlite = await SqliteStore.open(make_system_world(1), IN_MEMORY_PATH)
     store = sqlite.new_session()
     for _ in range(3):
         await update_record(store, "/notes/a", NoteRecord, _changed)
@@ -91,8 +91,8 @@ async def test_a_broker_with_a_call_that_has_no_permission_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster(tmp_path, brokers=0) as running:
-        without = {path: rule for path, rule in RULES.items() if path != "Broker.Offsets"}
-        monkeypatch.setattr(checked, "RULES", without)
+        without = {path: rule for path, rule in PERMISSION_RULES.items() if path != "Broker.Offsets"}
+        monkeypatch.setattr(checked, "PERMISSION_RULES", without)
         with pytest.raises(KeyError, match=r"Broker\.Offsets"):
             await running.add_broker()
         monkeypatch.undo()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.server import BookieConfig
-from magnetar.broker.common.config import NAMES as POLICIES
+from magnetar.broker.common.config import APPLIED_POLICY_NAMES as POLICIES
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.exits import (
     FAILED,
@@ -23,9 +23,9 @@ from magnetar.cli.common.exits import (
     find_exit_code,
 )
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
-from magnetar.runtime.config import SECTIONS, list_setting_defaults, list_settings, load_config
+from magnetar.runtime.config import CONFIG_SECTIONS, list_setting_defaults, list_settings, load_config
 from magnetar.runtime.disk import EXIT_DISK_FAILED
-from magnetar.security.settings import SECTIONS as OF_SECURITY
+from magnetar.security.settings import SECURITY_SECTIONS as OF_SECURITY
 from magnetar.spark_connector import options as spark
 from magnetar.spark_connector.options import SinkOptions, SourceOptions
 from tests import layout
@@ -112,7 +112,7 @@ def test_every_section_of_a_settings_file_is_read_by_a_process() -> None:
     modules = layout.modules("cli", "runtime")
     calls = [node for module in modules for node in module.nodes if isinstance(node, ast.Call)]
     loads = [call for call in calls if ast.unparse(call.func) == "load_config" and len(call.args) == 2]
-    assert {ast.literal_eval(call.args[1]) for call in loads} == set(SECTIONS)
+    assert {ast.literal_eval(call.args[1]) for call in loads} == set(CONFIG_SECTIONS)
 
 
 def test_a_setting_that_nothing_reads_is_seen() -> None:

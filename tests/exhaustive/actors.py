@@ -89,16 +89,16 @@ def play_writer(core: w.WriterCore[PendingAddWithPayload[bytes]], event: Event) 
 
 
 def _wanted(
-    core: w.WriterCore[PendingAddWithPayload[bytes]], effects: Sequence[w.Effect[PendingAddWithPayload[bytes]]]
+    core: w.WriterCore[PendingAddWithPayload[bytes]], effects: Sequence[w.WriterEffect[PendingAddWithPayload[bytes]]]
 ) -> list[Output]:
     wanted: list[Output] = []
     for effect in effects:
         if isinstance(effect, SendAdd):
             stored = StoredCopy(effect.add.entry, effect.lac, effect.add.length, effect.add.payload)
             wanted.append(("add", effect.slot, effect.bookie, stored))
-        elif isinstance(effect, w.ConfirmEntries):
+        elif isinstance(effect, w.ConfirmEntry):
             wanted.append(("confirm", effect.add.entry, core.state.name))
-        elif isinstance(effect, w.FailEntries):
+        elif isinstance(effect, w.FailEntry):
             wanted.append(("fail", effect.add.entry, effect.why.name))
         elif isinstance(effect, w.ChangeEnsemble):
             wanted.append(("change", effect.first_entry, effect.failed, core.adds.ensemble))

@@ -320,7 +320,7 @@ class Space:
             _, last_entry, length, fragments = output
             core = self.recoveries.cores[state[R][at]]
             current = self.records[state[RECORD]]
-            answer = m.close_recovered_ledger(current, core.snapshot.fragments, fragments, last_entry, length)
+            answer = m.decide_close_by_recovery(current, core.snapshot.fragments, fragments, last_entry, length)
             if isinstance(answer, m.RecordToStore):
                 return self._stored(state, answer)
         state = altered(state, R, put(state[R], at, OVER))

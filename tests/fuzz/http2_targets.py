@@ -6,7 +6,7 @@ from typing import Any
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost
-from magnetar.runtime.access import OPEN
+from magnetar.runtime.access import OPEN_ACCESS
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client, server
 from magnetar.runtime.grpc.messages import prefix
@@ -25,20 +25,20 @@ def _head(path: str, *more: tuple[bytes, bytes]) -> bytes:
 
 def _data(stream: int, message: bytes, flags: int = 0) -> bytes:
     framed = prefix(len(message)) + message
-    return frames.frame_header(len(framed), frames.DATA, flags, stream) + framed
+    return frames.encode_frame_header(len(framed), frames.DATA, flags, stream) + framed
 
 
 def requests() -> list[bytes]:
     lookup, connect = "/magnetar.wire.Broker/Lookup", "/magnetar.wire.Broker/Connect"
-    opened = frames.PREFACE + frames.settings({frames.Http2Setting.INITIAL_WINDOW_SIZE: 100})
+    opened = frames.CONNECTION_PREFACE + frames.encode_settings({frames.Http2Setting.INITIAL_WINDOW_SIZE: 100})
     unary = frames.encode_header_block(1, _head(lookup), 0, 16_384) + _data(1, b"\x0a\x01t", frames.END_STREAM)
     items = wire.ClientFrames(items=[wire.ClientFrame(publish=b"abc")] * 3).SerializeToString()
     stream = frames.encode_header_block(3, _head(connect, (b"authorization", b"Bearer x")), 0, 50) + _data(3, items)
-    rest = frames.ping(bytes(8)) + frames.encode_window_update(0, 1000) + frames.encode_rst_stream(
+    rest = frames.encode_ping(bytes(8)) + frames.encode_window_update(0, 1000) + frames.encode_rst_stream(
         3, frames.Http2ErrorCode.CANCEL
     )
-    indexed = frames.frame_header(9, frames.HEADERS, 4, 5) + b"\x83\x86\x40\x01a\x01b\xbe\x84"
-    padded = frames.frame_header(12, frames.DATA, frames.PADDED, 3) + b"\x02" + bytes(9) + b"\0\0"
+    indexed = frames.encode_frame_header(9, frames.HEADERS, 4, 5) + b"\x83\x86\x40\x01a\x01b\xbe\x84"
+    padded = frames.encode_frame_header(12, frames.DATA, frames.FLAG_PADDED, 3) + b"\x02" + bytes(9) + b"\0\0"
     away = frames.encode_goaway(0, frames.Http2ErrorCode.NO_ERROR)
     return [opened + unary + stream + rest, opened + stream + padded + indexed, opened + away]
 
@@ -46,7 +46,7 @@ def requests() -> list[bytes]:
 def answers() -> list[bytes]:
     head = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
     trailers = encode_headers([(b"grpc-status", b"5"), (b"grpc-message", b"a%20b"), (b"magnetar-error-bin", b"CAE")])
-    opened = frames.settings({frames.Http2Setting.MAX_CONCURRENT_STREAMS: 100}) + frames.SETTINGS_ACK
+    opened = frames.encode_settings({frames.Http2Setting.MAX_CONCURRENT_STREAMS: 100}) + frames.SETTINGS_ACK
     reply = frames.encode_header_block(1, head, 0, 16_384) + _data(1, b"\x0a\x01t")
     ended = frames.encode_header_block(1, trailers, frames.END_STREAM, 16_384)
     items = wire.ServerFrames(items=[wire.ServerFrame(credit=5)]).SerializeToString()
@@ -101,7 +101,7 @@ def _run(coroutine: Any) -> None:
 
 
 async def _serve(data: bytes) -> None:
-    listener = server._Listener([("Broker", _Broker())], OPEN, SystemClock())
+    listener = server._Listener([("Broker", _Broker())], OPEN_ACCESS, SystemClock())
     connection = server._ServerConnection(listener)
     connection.connection_made(Wire())
     give(connection, data)

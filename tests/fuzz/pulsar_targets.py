@@ -10,7 +10,7 @@ from magnetar.broker.pulsar import consumer, lookup, translate
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from magnetar.broker.rest import application  # noqa: F401 (the routes of all modules, in their order)
 from magnetar.broker.rest.call import HttpError
-from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespace_policies
+from magnetar.broker.rest.policies import POLICY_ROWS, convert_value, parse_namespace_policies
 from magnetar.client.model.fields import CheckedSchema
 from magnetar.client.model.schema import decode_avro_payload, parse_avro_schema
 from magnetar.proto import pulsar_pb2 as pulsar
@@ -152,7 +152,7 @@ def run_body(data: bytes) -> None:
         return
     if isinstance(given, dict):
         _refused(lambda: parse_namespace_policies(given))
-    for row in POLICIES:
+    for row in POLICY_ROWS:
         _refused(lambda row=row: row.take(convert_value(given, row.kind, row.namespace)))  # type: ignore[misc]
 
 

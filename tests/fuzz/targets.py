@@ -28,7 +28,7 @@ from magnetar.broker.subscription.core.cursor_state import (
     CursorState,
     bitmap_memory_bytes,
     count_contiguous_ranges,
-    run_end,
+    find_end_of_contiguous,
 )
 from magnetar.broker.topic import dedup
 from magnetar.proto import entry, policies
@@ -135,7 +135,7 @@ def _bitmap(data: bytes) -> None:
     len(found), bitmap_memory_bytes(found), len(found - there), len(there & found), len(there | found)
     count_contiguous_ranges(found & there)
     if found:
-        run_end(found, found.min()), found.max()
+        find_end_of_contiguous(found, found.min()), found.max()
 
 
 # ---------------------------------------------------------------------------------- text
@@ -237,7 +237,9 @@ def _state(data: bytes) -> None:
         _tried(cursor.decode_piece, piece)
     for kind in CursorChunkKind:
         _tried(
-            lambda body, kind=kind: cursor.add_chunk(CursorState(Position(0, 0)), CursorChunkKey(kind, 1, 0), body),
+            lambda body, kind=kind: cursor.decode_chunk_into_state(
+                CursorState(Position(0, 0)), CursorChunkKey(kind, 1, 0), body
+            ),
             data,
         )
     _tried(cursor.decode_marker, data)

@@ -12,7 +12,7 @@ import pytest
 import magnetar
 from magnetar.admin import Admin
 from magnetar.cli.common.processes import Process, Processes
-from magnetar.cli.migrate.copying import PRODUCER
+from magnetar.cli.migrate.copying import MIGRATION_NAME
 from magnetar.proto.errors import NotFound
 from tests.interop.pulsar_process import Pulsar, Unavailable, build
 from tests.interop.test_pulsar_python import QUIET, url_of
@@ -199,7 +199,7 @@ def test_schemas_and_positions_of_subscriptions_come_along(
     assert [(each.value().a, each.value().b) for each in found] == [(1, None), (2, "x")]
     assert [ord(each.schema_version()[-1]) for each in found] == [0, 1]
     with Admin(server.wait_ready()) as admin:
-        assert {"billing", PRODUCER} <= set(admin.subscriptions("typed-not"))
+        assert {"billing", MIGRATION_NAME} <= set(admin.subscriptions("typed-not"))
     consumer = ours.subscribe("typed-not", "billing")
     assert [consumer.receive(WAIT_MS).data() for _ in range(30)] == [b"%d" % number for number in range(20, 50)]
 

@@ -12,7 +12,7 @@ from magnetar.bookie.service import BookieService
 from magnetar.bookie.store import identity
 from magnetar.bookie.store.entrylog import mover as log_survey
 from magnetar.bookie.store.identity import DirectoryVerdict
-from magnetar.bookie.store.reads import ReadResult, StoreReads
+from magnetar.bookie.store.reads import ReadResult, StoreReader
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
 from magnetar.ledger import client as deletions
@@ -25,12 +25,12 @@ from tests.mutants.ledgers import Stack, put
 
 def damage_is_no_entry(stack: Stack) -> None:
     """M06: what a disk cannot read, or reads damaged, is answered as never stored."""
-    honest = StoreReads._miss
+    honest = StoreReader._miss
 
-    def miss(self: StoreReads, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
+    def miss(self: StoreReader, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
         return honest(self, ledger, entry, False)
 
-    put(stack, StoreReads, "_miss", miss)
+    put(stack, StoreReader, "_miss", miss)
 
 
 def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
@@ -52,7 +52,7 @@ def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
 
 def amnesia(stack: Stack) -> None:
     """M09: a bookie that lost entries says that it never had them."""
-    put(stack, StoreReads, "_in_limbo", lambda self, ledger: False)
+    put(stack, StoreReader, "_in_limbo", lambda self, ledger: False)
 
 
 class _Anybody(bytes):

@@ -112,7 +112,7 @@ def last_acks_wait_for_the_next_owner(stack: Stack) -> None:
 
 def handled_while_it_is_handled(stack: Stack) -> None:
     """M89c: a message that comes again while its handler runs, or while it waits for it, is handled a second time."""
-    put(stack, listening, "place_of_message", id)
+    put(stack, listening, "identify_message", id)
 
 
 def permits_before_the_handler(stack: Stack) -> None:
@@ -122,7 +122,7 @@ def permits_before_the_handler(stack: Stack) -> None:
 
 def owners_are_asked_once(stack: Stack) -> None:
     """M98j: a member that has what an old view gave to it keeps a partition too many for ever."""
-    put(stack, assignment_core, "OWNERS_EVERY", 1 << 60)
+    put(stack, assignment_core, "OWNERS_REFRESH_VIEWS", 1 << 60)
 
 
 def revoked_at_once(stack: Stack) -> None:
@@ -132,8 +132,8 @@ def revoked_at_once(stack: Stack) -> None:
         self._leaving = self.owned
         return honest(self, view)
 
-    honest = GroupMember.on_view
-    put(stack, GroupMember, "on_view", view)
+    honest = GroupMember.on_group_view
+    put(stack, GroupMember, "on_group_view", view)
 
 
 def interrupted_and_still_owner(stack: Stack) -> None:

@@ -48,9 +48,10 @@ def epoch_stays(stack: Stack) -> None:
         self.epoch = max(1, before)
 
     steps = (
-        store_coordinator_claim if step is CoordinatorLog.store_coordinator_claim else step for step in log.TAKE_OVER
+        store_coordinator_claim if step is CoordinatorLog.store_coordinator_claim else step
+        for step in log.TAKE_OVER_STEPS
     )
-    put(stack, log, "TAKE_OVER", tuple(steps))
+    put(stack, log, "TAKE_OVER_STEPS", tuple(steps))
 
 
 def handed_to_any_epoch(stack: Stack) -> None:

@@ -91,5 +91,5 @@ def open_again_after_a_take_over(stack: Stack) -> None:
         finally:
             self._state.__class__ = CoordinatorState
 
-    steps = (recover_ledger if step is CoordinatorLog.recover_ledger else step for step in log.TAKE_OVER)
-    put(stack, log, "TAKE_OVER", tuple(steps))
+    steps = (recover_ledger if step is CoordinatorLog.recover_ledger else step for step in log.TAKE_OVER_STEPS)
+    put(stack, log, "TAKE_OVER_STEPS", tuple(steps))

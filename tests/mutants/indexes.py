@@ -12,14 +12,14 @@ from magnetar.broker.log.key_indexes import KeyIndexes
 from magnetar.broker.log.managed_ledger import ManagedLedger
 from magnetar.broker.session import schedules
 from magnetar.broker.session.schedules import ScheduleRunner
-from magnetar.broker.subscription.expiry import ExpiredMessages
-from magnetar.broker.subscription.filtering import IndexedLedger, Run, SubscriptionFilter
+from magnetar.broker.subscription.expiry import MessageExpirer
+from magnetar.broker.subscription.filtering import SubscriptionFilter, UnreadRun, UnreadRunsOfLedger
 from magnetar.ledger import LedgerWriter
 from magnetar.metadata.records import KeyIndexLocation, SchedulesRecord
 from magnetar.metadata.store import CheckNodeVersion, get_record
 from magnetar.proto import entry_filter, summary
 from magnetar.proto.entry_filter import EntryFilter
-from magnetar.proto.filters import Compare, Node
+from magnetar.proto.filters import Compare, FilterNode
 from magnetar.proto.names import Position
 from tests.mutants.ledgers import Stack, put
 
@@ -38,7 +38,7 @@ def hash_proves_a_value(stack: Stack) -> None:
     """M06d: a value whose hash is in a summary is the only one there: what is not equal to it is passed over."""
     honest = summary._find_false
 
-    def find_false(node: Node, evidence: Any) -> Any:
+    def find_false(node: FilterNode, evidence: Any) -> Any:
         if isinstance(node, Compare) and node.operator == "=" and isinstance(evidence, summary.EntrySummary):
             return not summary._find_equal(node.left, node.right, evidence)
         return honest(node, evidence)
@@ -84,7 +84,7 @@ def index_knows_each_chunk(stack: Stack) -> None:
     """M06f: a filter passes over what an index cannot know: encrypted batches, and the publish times of chunks."""
     honest = KeyIndex.find_candidates
 
-    def find(self: KeyIndex, expression: Node, postings: Any, *, hidden: bool = False) -> Any:
+    def find(self: KeyIndex, expression: FilterNode, postings: Any, *, hidden: bool = False) -> Any:
         return honest(self, expression, postings)
 
     put(stack, KeyIndex, "find_candidates", find)
@@ -92,7 +92,7 @@ def index_knows_each_chunk(stack: Stack) -> None:
 
 def unread_is_not_stable(stack: Stack) -> None:
     """M06g: what is passed over unread does not end at the last stable position."""
-    honest = SubscriptionFilter.pass_over_unread
+    honest = SubscriptionFilter.ack_excluded_unread_entries
 
     class Unbounded:
         def __init__(self, shape: Any) -> None:
@@ -105,18 +105,18 @@ def unread_is_not_stable(stack: Stack) -> None:
     def pass_over(self: SubscriptionFilter, log: Any, position: Position) -> int | None:
         return honest(self, SimpleNamespace(shape=Unbounded(log.shape), is_compacted=log.is_compacted), position)
 
-    put(stack, SubscriptionFilter, "pass_over_unread", pass_over)
+    put(stack, SubscriptionFilter, "ack_excluded_unread_entries", pass_over)
 
 
 def run_is_an_entry_too_long(stack: Stack) -> None:
     """M06h: the run of entries that are not read has the first entry of the next block, too."""
-    honest = IndexedLedger.find_run
+    honest = UnreadRunsOfLedger.find_run
 
-    def find(self: IndexedLedger, entry_id: int) -> Run:
+    def find(self: UnreadRunsOfLedger, entry_id: int) -> UnreadRun:
         found = honest(self, entry_id)
         return found._replace(last=min(found.last + 1, self._last_entry)) if found.is_excluded else found
 
-    put(stack, IndexedLedger, "find_run", find)
+    put(stack, UnreadRunsOfLedger, "find_run", find)
 
 
 def first_property_counts(stack: Stack) -> None:
@@ -135,7 +135,7 @@ def first_property_counts(stack: Stack) -> None:
 
 def each_judge_leaves_a_rest(stack: Stack) -> None:
     """M06j: a batch of expired and unwanted messages is shown whole to who acknowledges whole entries."""
-    put(stack, ExpiredMessages, "_find_unwanted_rest", lambda self, entry, bits: 0)
+    put(stack, MessageExpirer, "_find_unwanted_rest", lambda self, entry, bits: 0)
 
 
 def deleted_schedule_is_new(stack: Stack) -> None:

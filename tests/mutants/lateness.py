@@ -53,7 +53,7 @@ def partitioned_of_any_life(stack: Stack) -> None:
 
 def schemas_and_grants_by_name(stack: Stack) -> None:
     """M64d: what goes with a topic goes by its name, also when that topic was taken over or is another one."""
-    forget_grants = AccessGrants.delete_topic
+    forget_grants = AccessGrants.delete_topic_grants
 
     async def grants(self: AccessGrants, topic: TopicName, *still: CheckNodeVersion) -> None:
         await forget_grants(self, topic)
@@ -62,8 +62,8 @@ def schemas_and_grants_by_name(stack: Stack) -> None:
         await self._delete_versions(topic)
         await commit(())
 
-    put(stack, AccessGrants, "delete_topic", grants)
-    put(stack, SchemaRegistry, "commit_topic_deletion", schemas)
+    put(stack, AccessGrants, "delete_topic_grants", grants)
+    put(stack, SchemaRegistry, "delete_schemas_with_topic", schemas)
 
 
 def cursor_claimed_by_any_owner(stack: Stack) -> None:

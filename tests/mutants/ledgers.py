@@ -76,14 +76,14 @@ def ensembles_persisted_early(stack: Stack) -> None:
 
     put(stack, LedgerRecovery, "_remember", remember)
     # … and so the record that is closed in the end need not have the fragments that recovery began with.
-    close = metadata.close_recovered_ledger
+    close = metadata.decide_close_by_recovery
 
-    def close_recovered_ledger(current: Any, snapshot: Any, fragments: Any, last_entry: int, length: int) -> Any:
+    def decide_close_by_recovery(current: Any, snapshot: Any, fragments: Any, last_entry: int, length: int) -> Any:
         if current is not None and current.state == IN_RECOVERY:
             current = msgspec.structs.replace(current, fragments=tuple(snapshot))
         return close(current, snapshot, fragments, last_entry, length)
 
-    put(stack, metadata, "close_recovered_ledger", close_recovered_ledger)
+    put(stack, metadata, "decide_close_by_recovery", decide_close_by_recovery)
 
 
 def reads_from_changed_ensemble(stack: Stack) -> None:
@@ -110,14 +110,14 @@ def one_miss_too_few(stack: Stack) -> None:
 
 def silence_is_a_vote(stack: Stack) -> None:
     """M05b: errors and silence count as misses."""
-    honest = EntryVotes.verdict
+    honest = EntryVotes.judge_unconfirmed_entry
 
     def careless(self: EntryVotes, misses_for_negative: int) -> Any:
         if self.found is None and len(self.answered) >= misses_for_negative:
             self.missing |= self.answered
         return honest(self, misses_for_negative)
 
-    put(stack, EntryVotes, "verdict", careless)
+    put(stack, EntryVotes, "judge_unconfirmed_entry", careless)
 
 
 def coverage_over_the_ensemble(stack: Stack) -> None:
@@ -132,13 +132,13 @@ def coverage_needs_everybody(stack: Stack) -> None:
 
 def last_fragment_of_an_open_ledger(stack: Stack) -> None:
     """M21: re-replication changes the last fragment of a ledger that is not closed."""
-    replace, final = metadata.replace_bookie_in_fragment, copies.list_final_fragments
+    replace, final = metadata.decide_bookie_replacement, copies.list_final_fragments
 
     def closed(record: Any) -> Any:
         end = max(record.last_entry, record.fragments[-1].first_entry)
         return msgspec.structs.replace(record, state=CLOSED, last_entry=end)
 
-    def replace_bookie_in_fragment(current: Any, first_entry: int, old: str, new: str) -> Any:
+    def decide_bookie_replacement(current: Any, first_entry: int, old: str, new: str) -> Any:
         if current is None or current.state == CLOSED:
             return replace(current, first_entry, old, new)
         answer = replace(closed(current), first_entry, old, new)
@@ -146,7 +146,7 @@ def last_fragment_of_an_open_ledger(stack: Stack) -> None:
             return answer
         return metadata.RecordToStore(msgspec.structs.replace(current, fragments=answer.record.fragments))
 
-    put(stack, metadata, "replace_bookie_in_fragment", replace_bookie_in_fragment)
+    put(stack, metadata, "decide_bookie_replacement", decide_bookie_replacement)
     put(
         stack, copies, "list_final_fragments",
         lambda record: final(closed(record) if record.state != CLOSED else record))
@@ -251,7 +251,7 @@ def late_answer_counts_in_the_next_ledger(stack: Stack) -> None:
     honest = handle.LedgerWriter._acked
 
     def acked(self: handle.LedgerWriter, adds: Any, place: Any) -> None:
-        self.adds.count_acks_of_adds(adds, *place)
+        self.adds.record_acks(adds, *place)
         honest(self, adds, place)
 
     put(stack, handle.LedgerWriter, "_acked", acked)

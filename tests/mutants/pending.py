@@ -6,7 +6,7 @@ from typing import Any
 from magnetar.broker.pulsar import translate
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import NOWHERE, PendingAcks, TxnAcks
+from magnetar.broker.subscription.core.cursor_state import NO_POSITION, PendingAcks, TxnAcks
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.pending_acks import SettledAcks, TransactionalAckRefused
 from magnetar.client.consume.transactional_acks import ClientTransactionalAcks
@@ -58,7 +58,7 @@ def refused_in_the_middle(stack: Stack) -> None:
     honest = pending_acks.judge_transactional_acks
 
     def judge(
-        cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE
+        cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NO_POSITION
     ) -> TxnAcks | TransactionalAckRefused:
         for ledger_id, entries in wanted.entries.items():
             for entry_id in entries:

@@ -44,7 +44,7 @@ def broken_watch_changes_nothing(stack: Stack) -> None:
 
 def stale_for_ever(stack: Stack) -> None:
     """M52: a broker that cannot read the grants decides by those that it knows for ever."""
-    put(stack, grants, "STALE_S", math.inf)
+    put(stack, grants, "STALE_GRANTS_S_MAX", math.inf)
 
 
 def read_failed_is_decided(stack: Stack) -> None:
@@ -176,7 +176,7 @@ def dead_members_stay(stack: Stack) -> None:
 
 def keys_end_with_the_session(stack: Stack) -> None:
     """M62: a bookie refuses a broker whose metadata session has ended, on the connections that it has, too."""
-    put(stack, members, "LEAVE_S", 0.0)
+    put(stack, members, "DEPARTED_MEMBER_VALID_S", 0.0)
 
 
 # ------------------------------------------------------------------------------------ owners
@@ -215,5 +215,5 @@ def anybody_decides(stack: Stack) -> None:
 def anybody_settles(stack: Stack) -> None:
     """M63e: what brokers ask each other about transactions is answered to every caller."""
     between = dict.fromkeys(("Join", "Settle", "AbortOpen"), PermissionRule(Permission.SHOWN))
-    rules: Any = table.RULES
+    rules: Any = table.PERMISSION_RULES
     stack.enter_context(mock.patch.dict(rules, {f"Transactions.{each}": rule for each, rule in between.items()}))

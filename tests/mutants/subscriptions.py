@@ -19,7 +19,7 @@ from magnetar.broker.subscription.core.fair_shared import FairKeyQueues, FairSha
 from magnetar.broker.subscription.core.key_slots import KeySlotTable
 from magnetar.broker.subscription.core.policy import DispatcherEntry, HeldSlot, Member
 from magnetar.broker.subscription.dead_letters import HeldBackEntries
-from magnetar.broker.subscription.expiry import ExpiredMessages
+from magnetar.broker.subscription.expiry import MessageExpirer
 from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.broker.topic.topic import SubscriptionRegistry, Topic
@@ -82,8 +82,8 @@ def first_message_decides(stack: Stack) -> None:
         unwanted = honest(self, head, entry)
         return (1 << max(1, head.metadata.num_messages_in_batch)) - 1 if unwanted & 1 else 0
 
-    honest = EntryFilter.find_unwanted
-    put(stack, EntryFilter, "find_unwanted", find)
+    honest = EntryFilter.find_unwanted_bits
+    put(stack, EntryFilter, "find_unwanted_bits", find)
 
 
 def hidden_from_everybody(stack: Stack) -> None:
@@ -99,8 +99,8 @@ def hidden_from_everybody(stack: Stack) -> None:
             for each in members:
                 each.acks_by_index = False
 
-    honest = SubscriptionFilter.take_wanted
-    put(stack, SubscriptionFilter, "take_wanted", take)
+    honest = SubscriptionFilter.select_wanted_entries
+    put(stack, SubscriptionFilter, "select_wanted_entries", take)
 
 
 def judged_for_ever(stack: Stack) -> None:
@@ -145,7 +145,7 @@ def next_window_supersedes(stack: Stack) -> None:
 
 def error_stays_with_its_consumer(stack: Stack) -> None:
     """M99h: the broker forgets why a consumer gave a message back: the letter of another one has no error (ours)."""
-    put(stack, HeldBackEntries, "remember_failures", lambda self, failures: None)
+    put(stack, HeldBackEntries, "record_failure_reasons", lambda self, failures: None)
 
 
 def former_worker_writes_on(stack: Stack) -> None:
@@ -196,13 +196,13 @@ def idle_key_forgets_its_rate(stack: Stack) -> None:
 
 def expired_is_redelivered(stack: Stack) -> None:
     """M99j: what expires while a consumer has it is delivered again when it is given back."""
-    honest = ExpiredMessages._find_free_bits
+    honest = MessageExpirer._find_free_bits
 
-    def find(self: ExpiredMessages, entry: StoredEntry, bits: int) -> int:
+    def find(self: MessageExpirer, entry: StoredEntry, bits: int) -> int:
         is_new = entry.position >= self._subscription.dispatcher.read_position
         return honest(self, entry, bits) if is_new else 0
 
-    put(stack, ExpiredMessages, "_find_free_bits", find)
+    put(stack, MessageExpirer, "_find_free_bits", find)
 
 
 def redriven_to_all(stack: Stack) -> None:

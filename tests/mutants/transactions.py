@@ -7,9 +7,9 @@ from pyroaring import BitMap64
 
 from magnetar.broker.topic import outcomes
 from magnetar.broker.topic.dedup import Deduplication
-from magnetar.broker.topic.outcomes import OutcomesLedger
+from magnetar.broker.topic.outcomes import TransactionOutcomesLedger
 from magnetar.broker.topic.transactions import TopicTransactions
-from magnetar.broker.topic.transactions_core import NOWHERE, TopicTransactionsCore, TxnEndEffect, TxnPhaseAtTopic
+from magnetar.broker.topic.transactions_core import NO_POSITION, TopicTransactionsCore, TxnEndEffect, TxnPhaseAtTopic
 from magnetar.broker.topic.txn_joins import TransactionJoins
 from magnetar.proto.names import Position
 from magnetar.proto.states import ForgottenOutcome, TxnId, TxnState
@@ -36,10 +36,10 @@ def join_is_skipped(stack: Stack) -> None:
 def settled_before_it_is_stored(stack: Stack) -> None:
     """M81: a settlement is answered when it is applied, and its outcome is stored later."""
 
-    async def durable(self: OutcomesLedger) -> None:
+    async def durable(self: TransactionOutcomesLedger) -> None:
         return
 
-    put(stack, OutcomesLedger, "wait_durable", durable)
+    put(stack, TransactionOutcomesLedger, "wait_durable", durable)
 
 
 def aborted_by_id(stack: Stack) -> None:
@@ -58,12 +58,12 @@ def aborted_by_id(stack: Stack) -> None:
 
 def outcomes_ahead_of_their_position(stack: Stack) -> None:
     """M83: stored outcomes claim to know an entry that was not confirmed when they were taken."""
-    honest = OutcomesLedger._plan
+    honest = TransactionOutcomesLedger._plan
 
-    def plan(self: OutcomesLedger, position: Position, *args: Any) -> Any:
+    def plan(self: TransactionOutcomesLedger, position: Position, *args: Any) -> Any:
         return honest(self, Position(position[0], position[1] + 1), *args)
 
-    put(stack, OutcomesLedger, "_plan", plan)
+    put(stack, TransactionOutcomesLedger, "_plan", plan)
 
 
 def numbers_at_append(stack: Stack) -> None:
@@ -84,7 +84,7 @@ def snapshot_after_an_open_transaction(stack: Stack) -> None:
     def hold_before(self: Deduplication, undecided: Callable[[], Position | None]) -> None:
         return
 
-    put(stack, Deduplication, "set_snapshot_limit", hold_before)
+    put(stack, Deduplication, "set_snapshot_limit_function", hold_before)
 
 
 def forgotten_is_aborted(stack: Stack) -> None:
@@ -101,7 +101,7 @@ def loss_is_not_stored(stack: Stack) -> None:
     honest = outcomes.encode_marker
 
     def encode_marker(marker: outcomes.OutcomesSnapshotMarker, sequence: int) -> list[bytes]:
-        return honest(marker._replace(lost_to=NOWHERE), sequence)
+        return honest(marker._replace(lost_to=NO_POSITION), sequence)
 
     put(stack, outcomes, "encode_marker", encode_marker)
 

@@ -28,4 +28,4 @@ def patient_for_ever(stack: Stack) -> None:
 
 def slice_without_end(stack: Stack) -> None:
     """M65c: a connection takes all that the system hands over in one turn of the loop."""
-    put(stack, connection, "SLICE_S", math.inf)
+    put(stack, connection, "TURN_SLICE_S", math.inf)

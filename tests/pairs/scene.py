@@ -27,7 +27,7 @@ from typing import Any
 import magnetar
 from magnetar.asyncio import Client, CompressionType, ConsumerType, InitialPosition
 from magnetar.client.admin import AdminClient
-from magnetar.proto.expiry import EXPIRES_AT
+from magnetar.proto.expiry import EXPIRES_AT_PROPERTY
 from magnetar.proto.policies import Policies
 from magnetar.schema import AvroSchema
 from tests.pairs.clients import (
@@ -285,7 +285,7 @@ class Scene:
                 text += random.Random(first + at).randbytes(LARGE // 2).hex()
             properties = {"n": str(first + at), "größe": "ü", "empty": ""}
             if first + at in self.ends:
-                properties[EXPIRES_AT] = str(self.ends[first + at])
+                properties[EXPIRES_AT_PROPERTY] = str(self.ends[first + at])
             made.append(Sent(first + at, text, KEYS[at % 3], properties))
         return made
 

@@ -24,7 +24,7 @@ from magnetar.broker.server import Broker
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError, NotFound, TimedOut
-from magnetar.runtime.access import OPEN
+from magnetar.runtime.access import OPEN_ACCESS
 from magnetar.runtime.network import Endpoint, World
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES
 from magnetar.runtime.sim.loop import DiskDelays
@@ -288,7 +288,7 @@ class Cluster:
         store = await ObservedStore.open(world, ":memory:")
         store.observer = self.observer
         self.service = FaultyService(store, self.simulation.random_generator("metadata"))
-        access = OPEN if self.security is None else self.security.listener
+        access = OPEN_ACCESS if self.security is None else self.security.listener
         serving = await world.network.serve(ANY_PORT, [("Metadata", self.service)], access)
         self.metadata = serving.endpoint
 

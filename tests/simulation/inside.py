@@ -14,15 +14,15 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import Principal
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import (
-    CLEAR,
+    NO_PEER_KEYS,
     AnswerListener,
     Endpoint,
     Peer,
     PeerClientKeys,
     PeerReply,
+    PeerRequest,
     PeerServerKeys,
     PeerService,
-    Request,
     RunningPeerServer,
     World,
 )
@@ -44,7 +44,7 @@ class _Observed:
 
     is_local = True
 
-    def __init__(self, request: Request, observer: Observer, node: str) -> None:
+    def __init__(self, request: PeerRequest, observer: Observer, node: str) -> None:
         self._request, self._observer, self._node = request, observer, node
         self._number = next(_NUMBERS)
         self.connection, self.head, self.frames = request.connection, request.head, request.frames
@@ -154,7 +154,7 @@ class ObservedInside:
         """Requests that have waited for an outcome for LATE_S."""
         return sum(asked_at < self._now() - LATE_S for asked_at in self._asked.values())
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = NO_PEER_KEYS) -> Peer:
         gone = partial(self._observer.forgotten, self._node)
         return _ObservedPeer(self._inside.connect_peer(endpoint, identity, access), self._asked, self._now, gone)
 
@@ -163,7 +163,7 @@ class ObservedInside:
     ) -> RunningPeerServer:
         assert access is None, "secured bookies are asked through a socket"
 
-        def observed(requests: Sequence[Request]) -> None:
+        def observed(requests: Sequence[PeerRequest]) -> None:
             """What came through the socket, a stranger's too, is seen on the wire."""
             service([_Observed(each, self._observer, self._node) if isinstance(each, InProcessRequest) else each
                      for each in requests])  # fmt: skip

@@ -141,7 +141,7 @@ class _observed_writers:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._append: Any = LedgerWriter.append
-        self._push: Any = LedgerWriter.push
+        self._push: Any = LedgerWriter.append_for_listener
 
     def __enter__(self) -> None:
         original, observer = self._append, self._observer
@@ -165,11 +165,11 @@ class _observed_writers:
             writer.listener.payloads[writer.last_confirmed + writer.pending_entries] = b"".join(payload.frames)
 
         LedgerWriter.append = append  # type: ignore[method-assign]
-        LedgerWriter.push = push  # type: ignore[method-assign]
+        LedgerWriter.append_for_listener = push  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
         LedgerWriter.append = self._append  # type: ignore[method-assign]
-        LedgerWriter.push = self._push  # type: ignore[method-assign]
+        LedgerWriter.append_for_listener = self._push  # type: ignore[method-assign]
 
 
 class _ObservedListener:

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from magnetar.bookie.adds import AddRequests
+from magnetar.bookie.adds import AddRequestHandler
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.store.group_commit_core import ConfirmBlock
 from magnetar.bookie.store.journal import Journal
 from magnetar.bookie.store.store import Store
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor_state import CursorChunkKey
-from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
+from magnetar.broker.subscription.core.dispatch import TIME_AFTER_ALL_MS, Dispatcher
 from magnetar.broker.subscription.core.policy import DispatcherEntry
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.client.core.effects import (
@@ -125,12 +125,12 @@ def _fence_ignored() -> Iterator[None]:
 @_sabotage("one status for all")
 def _one_status() -> Iterator[None]:
     """A bookie answers for each entry of a request that it is stored, also for those that it refused (14)."""
-    original = AddRequests._refuse
+    original = AddRequestHandler._refuse
 
-    def refuse(adds: AddRequests, batch: Any, status: Any) -> None:
+    def refuse(adds: AddRequestHandler, batch: Any, status: Any) -> None:
         original(adds, batch, Status.OK if batch.head.op is BookieOperation.ADD_MANY else status)
 
-    with mock.patch.object(AddRequests, "_refuse", refuse):
+    with mock.patch.object(AddRequestHandler, "_refuse", refuse):
         yield
 
 
@@ -172,7 +172,7 @@ def _no_delays() -> Iterator[None]:
     """What is read before its time is handed out (Pulsar A12)."""
     original = Dispatcher.assign_entries
 
-    def assign(dispatcher: Dispatcher, entries: Sequence[DispatcherEntry], now_ms: int = ALL_TIME) -> Any:
+    def assign(dispatcher: Dispatcher, entries: Sequence[DispatcherEntry], now_ms: int = TIME_AFTER_ALL_MS) -> Any:
         return original(dispatcher, entries)
 
     with mock.patch.object(Dispatcher, "assign_entries", assign), mock.patch.object(DelayedDelivery, "delay_until"):

@@ -128,7 +128,7 @@ class Security:
                 world, open_session, role if role in ("bookie", "broker") else "operator", owner.node
             )
             found = self._members[owner] = await starting
-        return found.with_member_keys(world)
+        return found.make_world_with_member_keys(world)
 
     def broker(self, world: World) -> World:
         """The world of a broker, whose listener asks for tokens."""

@@ -1,7 +1,7 @@
 """Real etcd servers on loopback, for tests: one, or a cluster of three.
 
     with EtcdCluster(tmp_path / "etcd", servers=3) as cluster:   # started, and has a leader, when this returns
-        store = await connect_address(world, parse_address(cluster.url))
+        store = await connect_metadata_at(world, parse_address(cluster.url))
         cluster.kill(cluster.leader()); cluster.start(0)         # kill -9, and back on the same ports and data
         cluster.pause(1); cluster.resume(1)                      # SIGSTOP, SIGCONT
 

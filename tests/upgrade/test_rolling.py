@@ -125,7 +125,7 @@ def test_a_rolling_upgrade_and_a_downgrade_lose_nothing_until_it_is_finished(
         assert refused.code != 0, "older processes are registered"
         assert "older processes are registered" in refused.err
         cluster.change(everything[3:], {})
-        assert cluster.record_version(paths.LEDGER_IDS) == records.BODY_ALONE
+        assert cluster.record_version(paths.LEDGER_IDS) == records.VERSION_WITHOUT_PATH_CHECKSUM
         cluster.change(everything[::-1], older)
         cluster.change(everything, {})
         done = run_cli("cluster", "finish-upgrade", *where)
@@ -137,7 +137,7 @@ def test_a_rolling_upgrade_and_a_downgrade_lose_nothing_until_it_is_finished(
     assert codes == [0, 0]
     sent = {name: [int(line) for line in log.read_text().split()] for name, log in logs.items()}
     assert min(len(each) for each in sent.values()) > 100
-    assert cluster.record_version(paths.LEDGER_IDS) == records.VERSION
+    assert cluster.record_version(paths.LEDGER_IDS) == records.RECORD_VERSION
     found: dict[str, list[int]] = {name: [] for name in logs}
     with magnetar.Client(cluster.url) as client:
         consumer = client.subscribe("load", "all")

@@ -80,8 +80,10 @@ def _bookie_file(form: versions.StoredFormat) -> Callable[[], object]:
 
 
 def _note() -> object:
-    whole = note.encode_checked_json(b"MGN-COOK", {"a": 1})
-    return note.decode_checked_json(_with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-COOK", dict, "the/path")
+    whole = note.encode_checksummed_json(b"MGN-COOK", {"a": 1})
+    return note.decode_checksummed_json(
+        _with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-COOK", dict, "the/path"
+    )
 
 
 def _cursor() -> object:
@@ -97,20 +99,20 @@ def _dedup() -> object:
 
 def _outcomes() -> object:
     (entry,) = outcomes.encode_marker(outcomes.OutcomesSnapshotMarker(Position(7, 3), (), {}), 1)
-    size = outcomes.HEAD_BYTES - 4
-    return outcomes.decode_piece(_with_crc(entry, 2, size, size, entry[outcomes.HEAD_BYTES :]))
+    size = outcomes.ENTRY_HEAD_BYTES - 4
+    return outcomes.decode_piece(_with_crc(entry, 2, size, size, entry[outcomes.ENTRY_HEAD_BYTES :]))
 
 
 def _coordinator() -> object:
     (entry,) = coordinator.encode_snapshot([])
-    size = coordinator.HEAD_BYTES - 4
+    size = coordinator.ENTRY_HEAD_BYTES - 4
     return coordinator.decode_coordinator_entry(
-        _with_crc(entry, 2, size, size, entry[coordinator.HEAD_BYTES :]), 0, "the/path"
+        _with_crc(entry, 2, size, size, entry[coordinator.ENTRY_HEAD_BYTES :]), 0, "the/path"
     )
 
 
 def _delays() -> object:
-    head = struct.pack(">2sBBII", b"MD", versions.DELAYS.version + 1, delays.DIRECTORY, 0, 0)
+    head = struct.pack(">2sBBII", b"MD", versions.DELAYS.version + 1, delays.DIRECTORY_KIND, 0, 0)
     return delays.decode_directory(head + struct.pack(">I", crc32c(head)), 0)
 
 
@@ -180,7 +182,7 @@ async def test_a_metadata_file_of_a_later_version_is_refused_with_what_to_do(tmp
 
 
 def test_every_stored_format_is_tried() -> None:
-    assert {*READERS, versions.METADATA_FILE, versions.GRPC} == {*versions.STORAGE, *versions.WIRE}
+    assert {*READERS, versions.METADATA_FILE, versions.GRPC} == {*versions.STORAGE_FORMATS, *versions.WIRE_FORMATS}
     assert len({form.name for form in READERS}) == len(READERS)
 
 
@@ -204,5 +206,5 @@ def test_the_command_line_says_every_version() -> None:
     assert (done.code, done.err) == (0, "")
     first, wire, storage = done.out.splitlines()
     assert first in (f"magnetar {versions.PRODUCT} (pure Python)", f"magnetar {versions.PRODUCT} (compiled)")
-    assert all(f"{form.name} {form.version}" in wire for form in versions.WIRE)
-    assert all(f"{form.name} {form.version}" in storage for form in versions.STORAGE)
+    assert all(f"{form.name} {form.version}" in wire for form in versions.WIRE_FORMATS)
+    assert all(f"{form.name} {form.version}" in storage for form in versions.STORAGE_FORMATS)

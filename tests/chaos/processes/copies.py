@@ -19,7 +19,7 @@ from magnetar.bookie.maintenance import marks
 from magnetar.bookie.maintenance.repair_core import list_bookies_of_ledger
 from magnetar.cli.run.servers import make_member_world
 from magnetar.metadata import paths
-from magnetar.metadata.remote import connect_address
+from magnetar.metadata.remote import connect_metadata_at
 from magnetar.metadata.session import parse_address
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.process import make_system_world
@@ -44,7 +44,7 @@ def missing_copies(metadata: str, there: Collection[str], environment: Mapping[s
 
 async def _look(metadata: str, there: Collection[str]) -> list[str]:
     world = make_member_world(make_system_world(), os.environ.get("MAGNETAR_SECURITY"), "operator")
-    store = await connect_address(world, parse_address(metadata), SESSION_S)
+    store = await connect_metadata_at(world, parse_address(metadata), SESSION_S)
     try:
         return await _marked(store) + await _named(store, there)
     finally:
@@ -53,7 +53,7 @@ async def _look(metadata: str, there: Collection[str]) -> list[str]:
 
 async def _marked(store: MetadataStore) -> list[str]:
     reasons: Counter[str] = Counter()
-    for ledger in await marks.list_ledgers(store, paths.UNDER_REPLICATED):
+    for ledger in await marks.list_ledger_ids(store, paths.UNDER_REPLICATED_LEDGERS):
         found = await marks.read_repair_mark(store, ledger)
         if found is not None:
             mark = found[0]
@@ -64,10 +64,10 @@ async def _marked(store: MetadataStore) -> list[str]:
 
 async def _named(store: MetadataStore, there: Collection[str]) -> list[str]:
     gone: Counter[str] = Counter()
-    ledgers = await marks.list_ledgers(store, paths.LEDGERS)
+    ledgers = await marks.list_ledger_ids(store, paths.LEDGERS)
     for start in range(0, len(ledgers), AT_ONCE):
         some = ledgers[start : start + AT_ONCE]
-        for record in await asyncio.gather(*[marks.read_ledger(store, each) for each in some]):
+        for record in await asyncio.gather(*[marks.read_ledger_record(store, each) for each in some]):
             if record is not None:
                 gone.update(bookie for bookie in list_bookies_of_ledger(record) if bookie not in there)
     return [f"{count} ledgers name bookie {bookie}, which is gone" for bookie, count in sorted(gone.items())]

@@ -130,7 +130,7 @@ class LedgerLoad:
         reader = await self._cluster.call("open a ledger to read", client.open(ledger))
         at = 0
         for _ in range(looks):
-            if reader.last_entry < at and await self._cluster.call("look for more", reader.refresh()) < at:
+            if reader.last_entry < at and await self._cluster.call("look for more", reader.refresh_last_entry()) < at:
                 if reader.is_closed:
                     break
                 await asyncio.sleep(0.5)

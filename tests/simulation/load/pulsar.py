@@ -27,7 +27,7 @@ from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, par
 from magnetar.broker.pulsar.translate import encode_ack_set, to_signed_long, to_unsigned_long
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, Result, Timeout
-from magnetar.client.core.batcher import Batcher, Callback, OutgoingBatch, OutgoingMessage, encode_batch_entry
+from magnetar.client.core.batcher import Batcher, OutgoingBatch, OutgoingMessage, SendCallback, encode_batch_entry
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType
@@ -354,7 +354,7 @@ class PulsarProducer(_Handle):
         self._send()
 
     def send_nowait(
-        self, content: bytes, callback: Callback, *, deliver_at: int | None = None,
+        self, content: bytes, callback: SendCallback, *, deliver_at: int | None = None,
         properties: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         if self.over:
@@ -366,7 +366,7 @@ class PulsarProducer(_Handle):
         asyncio.get_running_loop().call_later(0.005, self._send)
 
     def _send(self) -> None:
-        self._batcher.close()
+        self._batcher.close_batches()
         clock = self._client.world.clock
         while self._batcher.ready:
             batch = self._batcher.ready.popleft()

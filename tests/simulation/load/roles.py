@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from magnetar.broker.subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
+from magnetar.broker.subscription.core.redelivery_backoff import TOPIC_PROPERTY as DEAD_LETTER_TOPIC
 from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ProducerQueueIsFull

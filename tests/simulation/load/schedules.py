@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
-from magnetar.broker.session.schedules import FIRE_TIME
+from magnetar.broker.session.schedules import FIRE_TIME_PROPERTY
 from magnetar.broker.session.schedules_core import MISSED_MAX
 from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
@@ -73,7 +73,7 @@ class ScheduleLoad:
             while await reader.has_message_available():
                 with contextlib.suppress(Timeout):
                     message = await reader.read_next(10_000)
-                    found[message.message_id()] = int(message.properties()[FIRE_TIME])
+                    found[message.message_id()] = int(message.properties()[FIRE_TIME_PROPERTY])
         return [found[each] for each in sorted(found)]
 
     async def _in_client(self, work: Callable[[], Awaitable[list[int]]]) -> list[int]:

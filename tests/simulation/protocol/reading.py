@@ -48,13 +48,13 @@ class Reader:
         else:
             self._refresh()
 
-    def _learn(self, read: rd.EntryRangeRead, fact: rd.Fact) -> None:
+    def _learn(self, read: rd.EntryRangeRead, fact: rd.ReadFact) -> None:
         """Answers that come when the read is over have no use."""
         if read is self._read:
             self._step(read, read.receive(fact))
             read.check()
 
-    def _step(self, read: rd.EntryRangeRead, effect: rd.Effect | None) -> None:
+    def _step(self, read: rd.EntryRangeRead, effect: rd.ReadEffect | None) -> None:
         if effect is None:
             return
         if isinstance(effect, rd.SendReadToBookie):

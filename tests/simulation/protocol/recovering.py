@@ -59,7 +59,7 @@ class Recoverer:
         found = self.simulation.network.choose(1, tuple(exclude))
         return found[0] if found else None
 
-    def _learn(self, fact: r.Fact) -> None:
+    def _learn(self, fact: r.RecoveryFact) -> None:
         assert self.core is not None
         before = self.core.state
         effects = self.core.receive(fact)
@@ -68,7 +68,7 @@ class Recoverer:
         if effects:
             self._run(effects)
 
-    def _run(self, effects: Sequence[r.Effect]) -> None:
+    def _run(self, effects: Sequence[r.RecoveryEffect]) -> None:
         assert self.core is not None
         self.core.check()
         for effect in effects:
@@ -140,7 +140,7 @@ class Recoverer:
         assert self.core is not None
         self.simulation.story(f"{self.client.name} ends ledger {self.ledger} at {effect.last_entry}")
         self.simulation.judge.recovered(self.core.snapshot, effect.last_entry, self._misses)
-        decide = partial(m.close_recovered_ledger, snapshot=self.core.snapshot.fragments, fragments=effect.fragments,
+        decide = partial(m.decide_close_by_recovery, snapshot=self.core.snapshot.fragments, fragments=effect.fragments,
                          last_entry=effect.last_entry, length=effect.length)  # fmt: skip
         Change(self.simulation, self.client, self.ledger, decide, self._closed)
 

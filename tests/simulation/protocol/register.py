@@ -21,7 +21,7 @@ TIMEOUT_S = 0.5
 DEADLINE_S = 3.0
 PAUSE_S = 0.02
 
-Decide = Callable[[LedgerRecord | None], m.Transition | None]
+Decide = Callable[[LedgerRecord | None], m.LedgerTransition | None]
 Outcome = LedgerRecord | m.LedgerTransitionRefused | None
 """The record as stored; a refusal; None: unknown, the write may have happened or not."""
 

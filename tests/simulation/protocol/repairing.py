@@ -56,7 +56,7 @@ class Repairer:
     def _go_on(self) -> None:
         if not self._left:
             first = self._fragment.first
-            decide = partial(m.replace_bookie_in_fragment, first_entry=first, old=self._old, new=self._new)
+            decide = partial(m.decide_bookie_replacement, first_entry=first, old=self._old, new=self._new)
             Change(self._simulation, self._client, self._record.ledger_id, decide, lambda outcome: None)
             return
         entry = self._left[0]

@@ -72,7 +72,7 @@ class WriterClient:
             simulation,
             self.client,
             ledger,
-            partial(m.decide_creation, mine=mine),
+            partial(m.decide_ledger_creation, mine=mine),
             partial(self._created, ledger, striping),
         )
 
@@ -98,7 +98,7 @@ class WriterClient:
         if not self.left and not self._again:
             self._close()
             return
-        effects: list[w.Effect[_Add]] = []
+        effects: list[w.WriterEffect[_Add]] = []
         for _ in range(simulation.rng.randint(1, options.burst)):
             if len(core.adds) >= PENDING_MAX or not (self.left or self._again):
                 break
@@ -157,7 +157,7 @@ class WriterClient:
         self.simulation.scheduler.after(QUORUM_TIMEOUT_S / 4, self.client.take, self._watch, core)
 
     # ------------------------------------------------------------------------------ effects
-    def _learn(self, core: w.WriterCore[_Add], fact: w.Fact) -> None:
+    def _learn(self, core: w.WriterCore[_Add], fact: w.WriterFact) -> None:
         if core is not self.core:
             return
         before = core.state
@@ -167,7 +167,7 @@ class WriterClient:
         if core.state is not before and core.state in (w.WriterState.CLOSED, w.WriterState.POISONED):
             self._ended(core)
 
-    def _run(self, effects: Sequence[w.Effect[_Add]]) -> None:
+    def _run(self, effects: Sequence[w.WriterEffect[_Add]]) -> None:
         core, simulation = self.core, self.simulation
         assert core is not None
         core.check()
@@ -175,11 +175,11 @@ class WriterClient:
         for effect in effects:
             if isinstance(effect, SendAdd):
                 sends.setdefault((effect.slot, effect.bookie), []).append(effect)
-            elif isinstance(effect, w.ConfirmEntries):
+            elif isinstance(effect, w.ConfirmEntry):
                 if simulation.tracing:
                     simulation.story(f"{self.client.name} confirms entry {effect.add.entry} of ledger {self.ledger}")
                 simulation.judge.confirmed(self.ledger, effect.add.entry, core)
-            elif isinstance(effect, w.FailEntries):
+            elif isinstance(effect, w.FailEntry):
                 self._failed(effect)
             elif isinstance(effect, w.ChangeEnsemble):
                 self._change(core, effect)
@@ -188,7 +188,7 @@ class WriterClient:
         for (slot, name), adds in sends.items():
             self._send(core, slot, name, adds, 0)
 
-    def _failed(self, effect: w.FailEntries[bytes]) -> None:
+    def _failed(self, effect: w.FailEntry[bytes]) -> None:
         entry, why = effect.add.entry, effect.why.name
         self.simulation.story(f"{self.client.name}: entry {entry} of ledger {self.ledger} ends {why}")
         self.simulation.judge.failed(self.ledger, entry, effect.why)
@@ -256,7 +256,7 @@ class WriterClient:
         return others
 
     def _changed(self, core: w.WriterCore[_Add], outcome: Outcome) -> None:
-        fact: w.Fact = w.EnsembleChangeUnknown()
+        fact: w.WriterFact = w.EnsembleChangeUnknown()
         if isinstance(outcome, LedgerRecord):
             self.stored = outcome.fragments[-1].bookies
             fact = w.EnsembleChanged(self.stored)
@@ -271,7 +271,7 @@ class WriterClient:
         Change(self.simulation, self.client, self.ledger, decide, partial(self._closed, core))
 
     def _closed(self, core: w.WriterCore[_Add], outcome: Outcome) -> None:
-        fact: w.Fact = w.LedgerCloseUnknown()
+        fact: w.WriterFact = w.LedgerCloseUnknown()
         if isinstance(outcome, LedgerRecord):
             fact = w.LedgerEnded(outcome.last_entry, outcome.length)
         elif outcome is not None:

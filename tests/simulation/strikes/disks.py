@@ -122,7 +122,7 @@ def _bit_flip(cluster: Cluster, rng: random.Random) -> None:
         return
     name, path = found
     disk = cluster.simulation.node(name).disk
-    pages = [number for number, _ in disk.find_inode(path).durable.numbered()]
+    pages = [number for number, _ in disk.find_inode(path).durable.numbered_pages()]
     if not pages:
         return
     offset = rng.choice(pages) * 4096 + rng.randrange(4096)

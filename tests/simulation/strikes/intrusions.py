@@ -23,12 +23,12 @@ from magnetar.bookie.registration import BookieRegistration, DiskMonitor
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import BookieService
 from magnetar.broker.server import Broker
-from magnetar.ledger.peer_format import KEY_BYTES, BookieOperation, BookieRequestFlags, BookieRequestHead
+from magnetar.ledger.peer_format import LEDGER_KEY_BYTES, BookieOperation, BookieRequestFlags, BookieRequestHead
 from magnetar.metadata import paths
-from magnetar.metadata.records import MAGIC, VERSION
-from magnetar.metadata.store import ANY, MetadataStore
+from magnetar.metadata.records import RECORD_MAGIC, RECORD_VERSION
+from magnetar.metadata.store import ANY_VERSION, MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFound
-from magnetar.runtime.network import CLEAR, Channel, Endpoint, PeerClientKeys, World, find_rpc
+from magnetar.runtime.network import NO_PEER_KEYS, Channel, Endpoint, PeerClientKeys, World, find_rpc
 from magnetar.runtime.sim.loop import SimTask, raise_inside_task
 from magnetar.runtime.sim.rpc import _Connection as rpc_server
 from magnetar.runtime.sim.world import NodeCrashed
@@ -136,7 +136,7 @@ def _head(cluster: Cluster, rng: random.Random) -> bytes:
         ]
     )
     number = rng.choice((0, 1, 5, (1 << 32) - 1))
-    entry, key = rng.choice((0, 3, -1)), rng.randbytes(KEY_BYTES)
+    entry, key = rng.choice((0, 3, -1)), rng.randbytes(LEDGER_KEY_BYTES)
     whole = BookieRequestHead(op, BookieRequestFlags.NONE, ledger, entry, number, number, key).encode()
     return rng.choice((_noise(rng), whole[: rng.randrange(len(whole))], whole + _noise(rng), whole))
 
@@ -147,7 +147,7 @@ async def _talk_to_bookie(cluster: Cluster, world: World, rng: random.Random, na
         return
     port = FIRST_BOOKIE_PORT + int(name.partition("-")[2]) - 1
     identity = bookie._identity.uuid if rng.random() < 0.9 else rng.randbytes(16)
-    keys = CLEAR
+    keys = NO_PEER_KEYS
     if cluster.security is not None and rng.random() < 0.7:  # it read the bookie's key, and has one of its own
         keys = PeerClientKeys(bookie._serving.key, world.network.generate_keys())
     peer = world.network.connect_peer(Endpoint("127.0.0.1", port), identity, keys)
@@ -236,18 +236,18 @@ def _twin(cluster: Cluster, rng: random.Random) -> None:
 
 # ---------------------------------------------------------------------------------- a later version
 def newer(kind: int, body: bytes = b"{}") -> bytes:
-    return MAGIC + bytes([VERSION + 1, kind]) + bytes(4) + body
+    return RECORD_MAGIC + bytes([RECORD_VERSION + 1, kind]) + bytes(4) + body
 
 
 def _newer_record(cluster: Cluster, rng: random.Random) -> None:
     ledger, uuid = (1 << 40) + rng.randrange(1000), f"00000000-0000-0000-0000-{rng.randrange(1000):012}"
     path = rng.choice((
-        f"{paths.DAMAGED}/{ledger:020d}/{uuid}", f"{paths.UNDER_REPLICATED}/{ledger:020d}",
-        f"{paths.DEPARTING}/{uuid}", f"{paths.BOOKIES}/{uuid}", f"{paths.BROKERS}/newer",
+        f"{paths.DAMAGED_LEDGERS}/{ledger:020d}/{uuid}", f"{paths.UNDER_REPLICATED_LEDGERS}/{ledger:020d}",
+        f"{paths.DEPARTING_BOOKIES}/{uuid}", f"{paths.AVAILABLE_BOOKIES}/{uuid}", f"{paths.BROKERS}/newer",
     ))  # fmt: skip
 
     async def write(world: World, store: MetadataStore) -> None:
-        await store.put(path, newer(rng.randrange(1, 20)), ANY)
+        await store.put(path, newer(rng.randrange(1, 20)), ANY_VERSION)
 
     async def remove(world: World, store: MetadataStore) -> None:
         try:

@@ -14,7 +14,7 @@ from unittest import mock
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto.names import TopicName
-from magnetar.runtime.sim.loop import PROCESS
+from magnetar.runtime.sim.loop import CURRENT_PROCESS
 from tests.simulation.cluster import SESSION_TIMEOUT_S, Cluster
 
 LATE_S = 4 * SESSION_TIMEOUT_S
@@ -27,7 +27,7 @@ def late_deletions(cluster: Cluster) -> Iterator[None]:
     delete_topic, delete_cursor = Topic.delete, DurableCursor.delete
 
     async def stand_still(what: str, name: TopicName) -> None:
-        node = getattr(PROCESS.get(), "node", "")
+        node = getattr(CURRENT_PROCESS.get(), "node", "")
         others = [cluster.simulation.node(each).process for each in cluster.broker_names if each != node]
         serves = any(each is not None and each.held is None for each in others)
         if cluster.late == (what, name.full) and serves and not cluster.healed and cluster.simulation.pause(node):

@@ -15,10 +15,10 @@ from magnetar.ledger import client as deletions
 from magnetar.ledger.client import LedgerClient
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord, GrantsRecord
-from magnetar.metadata.store import ANY, MetadataStore, get_record, put_record, update_record
+from magnetar.metadata.store import ANY_VERSION, MetadataStore, get_record, put_record, update_record
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.policies import Policies
-from magnetar.runtime.access import LOCAL
+from magnetar.runtime.access import LOCAL_PRINCIPAL
 from magnetar.runtime.network import World
 from magnetar.runtime.sim.world import NodeCrashed
 from tests.simulation.cluster import METADATA, Cluster
@@ -85,7 +85,7 @@ def _decommission(cluster: Cluster, rng: random.Random) -> None:
     path = paths.departing_bookie(bookie)
 
     async def depart(world: World, store: MetadataStore) -> None:
-        await put_record(store, path, DepartingRecord(bookie=bookie, since_ms=world.clock.wall_ms()), ANY)
+        await put_record(store, path, DepartingRecord(bookie=bookie, since_ms=world.clock.wall_ms()), ANY_VERSION)
 
     async def stay(world: World, store: MetadataStore) -> None:
         if await store.get(path) is not None:
@@ -207,7 +207,7 @@ def _compact(cluster: Cluster, rng: random.Random) -> None:
         try:
             answer = await cluster.simulation.spawn(
                 name, bookie._answer_admin(
-                    b'{"verb": "gc-start", "major": true, "force": true, "roll": true}', LOCAL, local=True
+                    b'{"verb": "gc-start", "major": true, "force": true, "roll": true}', LOCAL_PRINCIPAL, local=True
                 ),
             )
         except NodeCrashed:

@@ -60,13 +60,16 @@ class Synced:
 
 
 def payload_crc(stored: bytes) -> int:
-    return zlib.crc32(memoryview(stored)[peer.ENTRY_HEADER.size :])
+    return zlib.crc32(memoryview(stored)[peer.ENTRY_HEADER_STRUCT.size :])
 
 
 def indexed_fences(data: bytes) -> list[int]:
     """Ledgers that the rows of a write into a ledger index call fenced."""
-    start = framing.FILE_HEADER_BYTES if data.startswith(ledger_index.MAGIC) else 0
-    rows = [ledger_index.decode_record_if_intact(data, at) for at in range(start, len(data), ledger_index.RECORD_BYTES)]
+    start = framing.FILE_HEADER_BYTES if data.startswith(ledger_index.LEDGER_INDEX_MAGIC) else 0
+    rows = [
+        ledger_index.decode_record_if_intact(data, at)
+        for at in range(start, len(data), ledger_index.LEDGER_RECORD_BYTES)
+    ]
     return [row.ledger for row in rows if isinstance(row, ledger_index.LedgerState) and row.fenced]
 
 
@@ -103,7 +106,7 @@ def land(synced: Synced, path: str) -> list[journal.JournalRecord]:
     for number in dict.fromkeys(block.journal for block in synced.pending.get(path, ())):
         landed = synced.landed.setdefault(number, {})
         landed |= {block.offset: block for block in synced.pending[path] if block.journal == number}
-        upto = synced.upto.get(number, journal.ALIGNMENT)
+        upto = synced.upto.get(number, journal.BLOCK_ALIGNMENT_BYTES)
         while upto in landed:
             block = landed.pop(upto)
             counted += block.records

@@ -48,9 +48,9 @@ from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,
-    MAGIC,
     OPEN,
-    VERSION,
+    RECORD_MAGIC,
+    RECORD_VERSION,
     BookieRecord,
     CounterRecord,
     LedgerRecord,
@@ -306,7 +306,7 @@ class Observer:
         value = operation.value if isinstance(operation, PutNode) else None
         for told in self.on_record:
             told(path, exists=value is not None)
-        if value is not None and value[:2] == MAGIC and value[2] > VERSION:
+        if value is not None and value[:2] == RECORD_MAGIC and value[2] > RECORD_VERSION:
             self._told(f"{path} is written by a later version")
             return
         if path.startswith("/ledgers/"):
@@ -479,7 +479,7 @@ class Observer:
         for path in disk.list_paths() if node in self.synced else ():
             if path.endswith(".log"):
                 pages = disk.find_inode(path).durable
-                data, at = bytes(pages.read(pages.size, 0)), entry_log.DATA_OFFSET
+                data, at = bytes(pages.read(pages.size, 0)), entry_log.FIRST_RECORD_OFFSET
                 while record := entry_log.verify_record_at(data, at):
                     at, ledger, entry = record
                     found[ledger, entry] = None

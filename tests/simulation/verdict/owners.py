@@ -18,7 +18,7 @@ from unittest import mock
 from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.intents_core import AbortReason, BeginAnswer, HalfMessageEndVerb, TransactionEndVerb
 from magnetar.broker.transaction.peers import CoordinatorRequest
-from magnetar.broker.transaction.records_core import Participant, SinkTag
+from magnetar.broker.transaction.records_core import Participant, SinkBatchTag
 from magnetar.broker.transaction.state_core import TransactionTable
 from magnetar.proto.states import TxnId
 from tests.simulation.security import OWNER, THIEF
@@ -46,7 +46,7 @@ class Owners:
         self._batches: dict[tuple[str, str], int] = {}  # the highest number that the role asked for
 
     # ------------------------------------------------------------------ events
-    def begun(self, role: str, name: str, tag: SinkTag | None, found: BeginAnswer, number: int) -> None:
+    def begun(self, role: str, name: str, tag: SinkBatchTag | None, found: BeginAnswer, number: int) -> None:
         sink = tag.sink_id if tag is not None else ""
         for least in range(found.first, found.first + found.ids) if role in ROLES else ():
             self._began[TxnId(number, least)] = Began(role, name, sink)
@@ -60,7 +60,7 @@ class Owners:
     def wanted(self, role: str, txn: TxnId, *, commit: bool) -> None:
         self._wanted.setdefault((txn, role), set()).add(commit)
 
-    def _had(self, role: str, tag: SinkTag, asked: int) -> None:
+    def _had(self, role: str, tag: SinkBatchTag, asked: int) -> None:
         if asked < tag.batch:
             self._violated(f"60: {tag.sink_id} of {role} has batch {tag.batch}, and {role} asked for {asked} at most")
 
@@ -109,7 +109,7 @@ class Owners:
 
         async def batch(
             running: RunningCoordinator, owner: str, txns: Mapping[TxnId, Sequence[Participant]],
-            tag: SinkTag | None = None, **kwargs: Any,
+            tag: SinkBatchTag | None = None, **kwargs: Any,
         ) -> bool:  # fmt: skip
             before = self._batches.get((owner, tag.sink_id), -1) if tag is not None else -1
             for txn in txns:

@@ -19,7 +19,7 @@ from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
-from magnetar.runtime.access import LOCAL
+from magnetar.runtime.access import LOCAL_PRINCIPAL
 from magnetar.runtime.network import World
 from tests.simulation.cluster import Cluster
 
@@ -73,7 +73,9 @@ class _Rest:
     async def _collect(self) -> None:
         """What an operator does whom a bookie tells that it does not believe that so many of its ledgers are gone."""
         for name in self._cluster.bookie_names:
-            verb = self._cluster.bookies[name]._answer_admin(b'{"verb": "gc-start", "force": true}', LOCAL, local=True)
+            verb = self._cluster.bookies[name]._answer_admin(
+                b'{"verb": "gc-start", "force": true}', LOCAL_PRINCIPAL, local=True
+            )
             answer = await self._cluster.simulation.spawn(name, verb)
             self._cluster.simulation.add_line(f"judge: {name} collects: {answer.decode()}")
 

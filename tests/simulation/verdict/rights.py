@@ -23,7 +23,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, decode_record
 from magnetar.metadata.store import MetadataStore, PutNode
 from magnetar.runtime.access import Principal
-from magnetar.runtime.sim.loop import PROCESS
+from magnetar.runtime.sim.loop import CURRENT_PROCESS
 from magnetar.runtime.sim.world import Simulation
 
 HEARD_S = 1.0
@@ -107,7 +107,7 @@ class RightsJudge:
     def used(self, number: int, principal: Principal, action: str) -> None:
         """46 and 47: an entry or a delivery, in the process that runs now."""
         key = principal.name, action
-        process: Any = PROCESS.get()
+        process: Any = CURRENT_PROCESS.get()
         over_s = (process.world.clock.wall_ms() - principal.expires_ms) / 1000 if principal.expires_ms else 0.0
         if over_s > HEARD_S and self._simulation.loop.elapsed_s > self._resumed.get(process.node, -inf) + HEARD_S:
             self._violated(f"{number}: {process.node} lets {principal} {action} {over_s:.3f} s after its token's end")

@@ -32,10 +32,10 @@ from unittest import mock
 
 from magnetar.broker.common.transactions import JoinAnswer, Settlement
 from magnetar.broker.transaction.coordinator import RunningCoordinator
-from magnetar.broker.transaction.intents_core import Result
+from magnetar.broker.transaction.intents_core import IntentResult
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.peers import CoordinatorRequest
-from magnetar.broker.transaction.records_core import AnyRecord, HalfMessageStored, TransactionsCommitted
+from magnetar.broker.transaction.records_core import AnyCoordinatorRecord, HalfMessageStored, TransactionsCommitted
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.sim.world import Simulation
@@ -51,7 +51,7 @@ class Watched(CoordinatorRequest):
     def __init__(self, asked: CoordinatorRequest, look: Callable[[TxnState], None]) -> None:
         self._asked, self._look = asked, look
 
-    def answer(self, result: Result) -> None:
+    def answer(self, result: IntentResult) -> None:
         if isinstance(result, TxnState):
             self._look(result)
         self._asked.answer(result)
@@ -78,7 +78,7 @@ class Coordination:
         self.violations.append(text)
 
     # ------------------------------------------------------------------ events
-    def appending(self, number: int, records: Sequence[AnyRecord]) -> tuple[int, list[TxnId]]:
+    def appending(self, number: int, records: Sequence[AnyCoordinatorRecord]) -> tuple[int, list[TxnId]]:
         """The append's own number, and what is committed when it is durable: transactions, and the halves that these
         publish."""
         found = [record for record in records if isinstance(record, TransactionsCommitted)]
@@ -88,7 +88,9 @@ class Coordination:
         self._appends += 1
         return self._appends, txns
 
-    def appended(self, number: int, append: int, txns: Sequence[TxnId], records: Sequence[AnyRecord]) -> None:
+    def appended(
+        self, number: int, append: int, txns: Sequence[TxnId], records: Sequence[AnyCoordinatorRecord]
+    ) -> None:
         """The next epoch may commit what the one before could not: a half whose group is asked, what is prepared."""
         self._stored |= {TxnId(number, each.half): None for each in records if isinstance(each, HalfMessageStored)}
         for txn in txns:
@@ -149,12 +151,12 @@ class Coordination:
         )
         join_nowait, ask_end = RunningCoordinator.join_transaction_nowait, RunningCoordinator.end_transaction_nowait
 
-        async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], *args: Any) -> None:
+        async def appended(log: CoordinatorLog, records: Sequence[AnyCoordinatorRecord], *args: Any) -> None:
             own, txns = self.appending(log.number, records)
             await append(log, records, *args)
             self.appended(log.number, own, txns, records)
 
-        def appended_now(log: CoordinatorLog, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
+        def appended_now(log: CoordinatorLog, records: Sequence[AnyCoordinatorRecord]) -> asyncio.Future[int] | None:
             future = append_now(log, records)
             if future is not None:
                 own, txns = self.appending(log.number, records)
