@@ -52,9 +52,9 @@ from .store.store import Store
 # ------------------------------------------------------------------------------------------------------- waiting
 # Requests that wait at a bookie, counted in bytes of memory: in all, and of each connection.
 #
-# A request costs its frames and REQUEST_BYTES for the memory that Python needs until it is answered, so that a flood of
-# empty requests is bounded too. One connection has at most SHARE of the bound, so that there is room for others. A lone
-# request is always taken: it may be larger than a small bound.
+# A request costs its frames and REQUEST_MEMORY_BYTES for the memory that Python needs until it is answered, so that a
+# flood of empty requests is bounded too. One connection has at most CONNECTION_BUDGET_SHARE of the bound, so that there
+# is room for others. A lone request is always taken: it may be larger than a small bound.
 
 
 REQUEST_MEMORY_BYTES = 1024
@@ -66,7 +66,7 @@ CONNECTION_BUDGET_SHARE = 0.5
 
 class RequestBudget:
     """Bounds the memory of the requests that wait for an answer: `bytes_max` for all requests together, and the share
-    SHARE of it for those of one connection. `bytes` is what is reserved now."""
+    CONNECTION_BUDGET_SHARE of it for those of one connection. `bytes` is what is reserved now."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -347,8 +347,8 @@ class AddRequestHandler:
 
     def admit_held_adds(self) -> None:
         """Passes the held requests to the store, in order, as long as the store has room and has fewer than
-        REQUESTS_MAX of them; requests of recoveries go first. Then, if the disk is full, answers the held requests of
-        clients with READ_ONLY; if no file descriptor is free, answers all held requests with BUSY."""
+        WAITING_ADDS_MAX of them; requests of recoveries go first. Then, if the disk is full, answers the held requests
+        of clients with READ_ONLY; if no file descriptor is free, answers all held requests with BUSY."""
         if not (self._held.batches or self._held_recovery.batches or self._pressed):
             return
         for queue in (self._held_recovery, self._held):

@@ -25,14 +25,12 @@ before:
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
 
 An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until the operator cancels it.
-The floor is `free_bytes_min` as it is set, whatever share of the disk that is; unset: FLOOR_BYTES, at most 5 % of the
-disk. A bookie leaves FULL below `disk_low_water_share`, with the floor and a tenth of it free. In FULL and NO_ROOM it
-is read-only and registers as such. It still takes recovery adds and fences, and writes checkpoints and the ledger
-index. Each pass of garbage collection then compacts (garbage.py). When no other room is left, the store gives up its
-reserve for this work (bookie/store/headroom.py). The bookie leaves both states by itself. It checks the disk every
-`upkeep_interval_s`, and at once when a write finds no room.
-Guarded by tests/bookie/test_full_disk.py.
-"""
+The floor is `free_bytes_min` as it is set, whatever share of the disk that is; unset: DEFAULT_FREE_BYTES_MIN, at most 5
+% of the disk. A bookie leaves FULL below `disk_low_water_share`, with the floor and a tenth of it free. In FULL and
+NO_ROOM it is read-only and registers as such. It still takes recovery adds and fences, and writes checkpoints and the
+ledger index. Each pass of garbage collection then compacts (garbage.py). When no other room is left, the store gives up
+its reserve for this work (bookie/store/headroom.py). The bookie leaves both states by itself. It checks the disk every
+`upkeep_interval_s`, and at once when a write finds no room. Guarded by tests/bookie/test_full_disk.py. """
 
 from __future__ import annotations
 
@@ -106,8 +104,8 @@ class BookieRegistration:
 
     async def check_no_other_process(self, world: World, bookie: UUID) -> None:
         """Raises Busy if another process serves as the bookie with this uuid now. Asks it at the registered endpoint
-        and waits at most ALIVE_S seconds. Must be called before this process changes anything in the data directory.
-        Raises the errors of the metadata."""
+        and waits at most PING_TIMEOUT_S seconds. Must be called before this process changes anything in the data
+        directory. Raises the errors of the metadata."""
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
@@ -139,7 +137,7 @@ class BookieRegistration:
         """Writes the ephemeral node that registers the bookie, in place of an older one. Raises InvalidConfiguration if
         an operator has deleted the bookie, or if the metadata is older than the bookie has seen it. Raises NewerFormat
         if the upgrade of the cluster was finished meanwhile, and this process is older. Raises Unavailable if the
-        cookie record changes at each of ATTEMPTS_MAX attempts, and the errors of the metadata."""
+        cookie record changes at each of COOKIE_ATTEMPTS_MAX attempts, and the errors of the metadata."""
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
@@ -324,7 +322,8 @@ class JournalPositionRecorder:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
     async def close(self) -> None:
-        """Stores the journal position a last time. Gives up after END_S seconds, or on an error of the metadata."""
+        """Stores the journal position a last time. Gives up after FINAL_WRITE_TIMEOUT_S seconds, or on an error of the
+        metadata."""
         try:
             async with asyncio.timeout(FINAL_WRITE_TIMEOUT_S):
                 await self.store_position()
@@ -334,7 +333,7 @@ class JournalPositionRecorder:
 
 DEFAULT_FREE_BYTES_MIN = 256 << 20
 FREE_BYTES_MIN_SHARE = 0.05
-"""If no smallest number of free bytes is set, it is FLOOR_BYTES, but at most this share of the disk."""
+"""If no smallest number of free bytes is set, it is DEFAULT_FREE_BYTES_MIN, but at most this share of the disk."""
 WRITABLE_AGAIN_FACTOR = 1.1
 """A full bookie takes adds again when its free space is above its smallest number of free bytes, times this factor.
 With 1.0 the state could change at each check."""

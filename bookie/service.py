@@ -8,7 +8,7 @@ journal's completion answers them together. What is answered when (ledger protoc
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence; at once when that is done already
     WRITE_LAC          after the sync
     HELD               after the look at the index and the sync of what is in memory; counts as a read
-    ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
+    ADMIN              by `on_admin` in a task of its own; at most ADMIN_REQUESTS_MAX at a time, further ones are BUSY
 
 Every request but PING and ADMIN carries the ledger's key. Another key is UNAUTHORIZED, also for a read. The first
 request of a ledger here waits until the bookie has asked the metadata for the ledger (see below).
@@ -21,8 +21,8 @@ request of a ledger here waits until the bookie has asked the metadata for the l
 
 What is read from the disk at a time is bounded by `reads_max` and, as much as was asked for, by `reads_bytes_max`.
 A read past either waits for the others, in the order of arrival; a lone read is always taken. What waits is bounded
-too, in all and of one connection (WAITING_READS_DIVISOR), and by READ_WAIT_S; past that it is BUSY. A read that needs
-no disk needs no room.
+too, in all and of one connection (WAITING_READS_DIVISOR), and by READ_WAIT_S_MAX; past that it is BUSY. A read that
+needs no disk needs no room.
 
 However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
 A read-only bookie takes recovery adds and fences as long as there is room.
@@ -451,7 +451,7 @@ class BookieService:
 
     def _read_ended(self, _: object) -> None:
         """Called when a read has ended: starts reads from the queue. Answers BUSY to a read that has waited longer than
-        READ_WAIT_S, because its sender gives up soon."""
+        READ_WAIT_S_MAX, because its sender gives up soon."""
         while self._queued and not self._closed:
             request, head, came = self._queued[0]
             late = self._clock.monotonic() - came > READ_WAIT_S_MAX

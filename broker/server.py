@@ -444,9 +444,9 @@ class HealthService:
         return await self._answer()
 
     async def watch(self, stream: Any, context: CallContext) -> None:
-        """Answers the rpc Watch: sends the status, and then each change of the status within WATCH_S seconds, until the
-        caller disconnects; then raises the error with which the stream ended. For a service that this server does not
-        have, sends SERVICE_UNKNOWN."""
+        """Answers the rpc Watch: sends the status, and then each change of the status within HEALTH_WATCH_INTERVAL_S
+        seconds, until the caller disconnects; then raises the error with which the stream ended. For a service that
+        this server does not have, sends SERVICE_UNKNOWN."""
         request = await stream.receive()
         known = not request.service or request.service in self._services
         last = None

@@ -3,7 +3,7 @@ does.
 
 It measures three times: until producer and reader are open, until the receipt of the message (its copies are stored
 then), and until the reader gets it. The reader reads only new messages, and leaves no subscription. The message has the
-property PROBE; consumers of the topic get it too, so a probe should have a topic of its own.
+property PROBE_NAME; consumers of the topic get it too, so a probe should have a topic of its own.
 Guarding tests: tests/cli/test_check.py.
 
 `magnetar health`: asks a running server whether it is ready, or alive. For probes that run a command.

@@ -392,7 +392,7 @@ class DemoSteps:
     def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
         """Aggregates the messages like the Spark query, but in Python: consumes all partitions with one subscription,
         and sends one row for each route to the result topic at the end. Raises the SDK's time-out if no message arrives
-        for SILENCE_MS milliseconds."""
+        for END_OF_TOPIC_MS milliseconds."""
         import msgspec
 
         from ..client.blocking.client import Client

@@ -19,7 +19,8 @@ message as the key of the state. The state of a partition is a dictionary in mem
 Its values must be representable in JSON; deleting a key writes a tombstone. A function never sees a change by a message
 whose transaction was aborted. **Take-over.** A worker takes a partition over before it processes the first message of
 the partition, and again after each abort:
-    STEPS   fence    its producer of the state is ExclusiveWithFencing: the former worker writes nothing any more
+    TAKEOVER_STEPS   fence    its producer of the state is ExclusiveWithFencing: the former worker writes nothing any
+    more
             mark     it writes a message of its own, under OWNER_KEY
             restore  it reads the compacted state up to that message; the log gives it out only when every transaction
                      that began before it has ended

@@ -23,9 +23,9 @@ and removes the record when nothing is left:
                                                                    repaired; it also quarantines what a reader added,
                                                                    so that its repairer checks and restores it
 
-A report never delays a read: `add` only queues, one task writes. At most WAITING_MAX entries wait and KNOWN_MAX are
-remembered as reported; more are counted in `dropped`, and reported when they are read the next time. So is a report
-that the metadata did not accept. Guards: tests/ledger/test_damage.py.
+A report never delays a read: `add` only queues, one task writes. At most WAITING_REPORTS_MAX entries wait and
+KNOWN_DAMAGED_ENTRIES_MAX are remembered as reported; more are counted in `dropped`, and reported when they are read the
+next time. So is a report that the metadata did not accept. Guards: tests/ledger/test_damage.py.
 
 Also in this file, below its heading: settings of the ledger library (config).
 """
@@ -109,8 +109,8 @@ async def store_damage_report(
     ranges `before`, which the caller added earlier. Ranges that other processes added stay. Deletes the report when no
     range is left.
 
-    Returns the ranges that are stored afterwards, at most RANGES_MAX. Raises DamagedRecord if the stored report cannot
-    be decoded, and the metadata's errors."""
+    Returns the ranges that are stored afterwards, at most DAMAGED_RANGES_MAX. Raises DamagedRecord if the stored report
+    cannot be decoded, and the metadata's errors."""
     path = paths.damaged_copies_of_bookie(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
@@ -144,8 +144,8 @@ class DamageReports:
 
     def add(self, ledger: int, bookie: str, entry: int) -> None:
         """Queues a report that the bookie sent damaged or wrong bytes for this entry. Does nothing if that was reported
-        before, or after `close`. If WAITING_MAX reports wait, or KNOWN_MAX are known, only counts the report in
-        `dropped`."""
+        before, or after `close`. If WAITING_REPORTS_MAX reports wait, or KNOWN_DAMAGED_ENTRIES_MAX are known, only
+        counts the report in `dropped`."""
         if self._closed or (ledger, bookie, entry) in self._told:
             return
         if len(self._told) >= KNOWN_DAMAGED_ENTRIES_MAX or sum(map(len, self._waiting.values())) >= WAITING_REPORTS_MAX:
@@ -231,8 +231,9 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ reaching
     async def connect(self) -> None:
-        """Connects to up to CONNECTED_MAX registered bookies, so that the first ledgers need not wait for connections.
-        Waits until each of them has answered, at most `add_timeout_s`. Ignores bookies that do not answer."""
+        """Connects to up to CONNECTED_AHEAD_MAX registered bookies, so that the first ledgers need not wait for
+        connections. Waits until each of them has answered, at most `add_timeout_s`. Ignores bookies that do not
+        answer."""
         some, timeout_s = sorted(self._available)[:CONNECTED_AHEAD_MAX], self._config.add_timeout_s
         await asyncio.gather(
             *(self.request(each, encode_ping_request(), timeout_s=timeout_s) for each in some), return_exceptions=True

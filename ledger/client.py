@@ -60,7 +60,8 @@ from .writer_core import Striping
 # ----------------------------------------------------------------------------------------------------- deletions
 # The ledgers that were deleted, for ever: without this record no bookie deletes a ledger's data.
 #
-#     /deleted/<page, 20 digits>    DeletedLedgersRecord: the ranges of deleted ids among PAGE_IDS consecutive ones
+# /deleted/<page, 20 digits>    DeletedLedgersRecord: the ranges of deleted ids among LEDGER_IDS_PER_PAGE consecutive
+# ones
 #
 # Rule. That a ledger's record is missing proves nothing: a damaged file, an older copy or another store lacks it too. A
 # ledger is deleted only by its owner, in this order:
@@ -71,8 +72,8 @@ from .writer_core import Striping
 #
 # A crash after 1 leaves a record that no list names: the sweep (broker/cluster/orphans.py) goes on with 2. A ledger
 # without a record whose id is in no page is *unexplained*: its data stays until an operator decides. Ids are never
-# given out twice, so a page only grows. It has at most PAGE_IDS / 2 ranges, usually a few; nothing deletes a page: a
-# bookie that returns after a year asks for it. Guarded by tests/ledger/test_deletions.py.
+# given out twice, so a page only grows. It has at most LEDGER_IDS_PER_PAGE / 2 ranges, usually a few; nothing deletes a
+# page: a bookie that returns after a year asks for it. Guarded by tests/ledger/test_deletions.py.
 
 
 LEDGER_IDS_PER_PAGE = 4096
@@ -124,7 +125,7 @@ async def commit_ledger_deletions(
     these ledgers are deleted. So their deletion can be completed after a crash.
 
     Raises BadVersion at once if an operation of `owner` conflicts, or if the records of deletions conflicted
-    ATTEMPTS_MAX times. Raises the other errors of the commit."""
+    DELETE_ATTEMPTS_MAX times. Raises the other errors of the commit."""
     own = {operation.path for operation in owner}
     for attempt in range(DELETE_ATTEMPTS_MAX):
         try:
@@ -173,9 +174,9 @@ def _with(record: DeletedLedgersRecord | None, page: int, ledgers: Sequence[int]
 _LOG = logging.getLogger("magnetar.ledger")
 
 BLOCK_DOUBLED_WITHIN_S, IDS_PER_BLOCK_MAX = 1.0, 1024
-"""If a block of ids is used up within IDS_LAST_S seconds, the next one is twice as large, up to IDS_MAX. Otherwise a
-client that creates hundreds of ledgers a second would spend half of its time on the counter. The unused rest of a block
-is lost at a stop, which does no harm: there are 2^63 ids."""
+"""If a block of ids is used up within BLOCK_DOUBLED_WITHIN_S seconds, the next one is twice as large, up to
+IDS_PER_BLOCK_MAX. Otherwise a client that creates hundreds of ledgers a second would spend half of its time on the
+counter. The unused rest of a block is lost at a stop, which does no harm: there are 2^63 ids."""
 TRACKED_WRITERS_MIN = 16
 """The number of ended writers that may be kept before they are dropped, because dropping them walks over all open
 writers."""
@@ -409,7 +410,7 @@ class LedgerClient:
 
     async def _take_ids(self) -> range:
         """Allocates the next block of ledger ids and returns it. It is twice as large as the last block if that was
-        used up within IDS_LAST_S seconds."""
+        used up within BLOCK_DOUBLED_WITHIN_S seconds."""
         now, least = self._world.clock.monotonic(), self._config.ids_block
         soon = now - self._taken_at < BLOCK_DOUBLED_WITHIN_S
         self._block, self._taken_at = (

@@ -34,7 +34,8 @@ A decoder raises ValueError unless the size is exact.
 
 The body of ADD_MANY: many stored entries of one ledger in one peer request, and its answer.
 
-All integers are big-endian. `count` of the head is the number of entries, 1 to ADDS_MAX; `entry` is the first one's id.
+All integers are big-endian. `count` of the head is the number of entries, 1 to ADDS_PER_REQUEST_MAX; `entry` is the
+first one's id.
 
     frame 0    = table: row × count
     row        = size u32 (of the payload) | ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32
@@ -111,8 +112,8 @@ _FLAGS = int(BookieRequestFlags.FENCE | BookieRequestFlags.RECOVERY)
 _FLAGS_OF = tuple(BookieRequestFlags(value) for value in range(_FLAGS + 1))
 FLAGS_WITH_FENCE = tuple(each for each in _FLAGS_OF if BookieRequestFlags.FENCE in each)
 FLAGS_WITH_RECOVERY = tuple(each for each in _FLAGS_OF if BookieRequestFlags.RECOVERY in each)
-"""All flags that contain RECOVERY; FENCING has all that contain FENCE. `flags in FENCING` costs a comparison or two, an
-operator of a Flag several calls."""
+"""All flags that contain RECOVERY; FLAGS_WITH_FENCE has all that contain FENCE. `flags in FENCING` costs a comparison
+or two, an operator of a Flag several calls."""
 _OP_OF = {int(op): op for op in BookieOperation}
 _ADD = int(BookieOperation.ADD)
 _ADD_HEAD = struct.pack(">BBH", PEER_PROTOCOL_VERSION, _ADD, 0)
@@ -266,7 +267,7 @@ def extend_checksum_by_entry(before: bytes, header: bytes, payload_bytes: int) -
 # The body of the answer to HELD: which entries of a ledger a bookie holds.
 #
 # All integers are big-endian. The request asks about the entries `entry … entry + count - 1` of its head, at most
-# ENTRIES_MAX of them. The answer has status OK and one frame:
+# ENTRIES_PER_ANSWER_MAX of them. The answer has status OK and one frame:
 #
 #     frame = run × count of the answer's head
 #     run   = first i64 | last i64           ascending, neither empty nor touching, all within what was asked
@@ -367,7 +368,7 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
 def verify_adds(head: BookieRequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> VerifiedAdds:
     """Decodes an ADD_MANY request and verifies every entry. Returns the status of each entry, and the good entries. An
     entry of more than `entry_bytes_max` bytes, with its header, gets BAD_REQUEST. Raises ValueError if the head has not
-    1 to ADDS_MAX entries, or the frames do not match the head."""
+    1 to ADDS_PER_REQUEST_MAX entries, or the frames do not match the head."""
     count = head.count
     if not 1 <= count <= ADDS_PER_REQUEST_MAX:
         raise ValueError(f"{count} entries in one request; 1 to {ADDS_PER_REQUEST_MAX} are allowed")

@@ -136,7 +136,7 @@ def shuffle_by_weight(candidates: Sequence[BookieCandidate], rng: RandomSource) 
 
 def compute_candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str, float]:
     """Returns the weight of each candidate, by bookie. The weights are proportional to the free bytes; the median is 1,
-    the largest is WEIGHT_RATIO_MAX."""
+    the largest is BOOKIE_WEIGHT_RATIO_MAX."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
         return {each.bookie: 1.0 for each in candidates}
@@ -166,7 +166,7 @@ class _Puzzle:
 
     def solve(self, pool: Sequence[BookieCandidate]) -> tuple[str, ...] | None:
         """Returns bookies for the open slots such that every write set covers the smallest number of racks. Returns
-        None if no such choice was found in STEPS_MAX steps."""
+        None if no such choice was found in SEARCH_STEPS_MAX steps."""
         self._steps = SEARCH_STEPS_MAX
         chosen: list[BookieCandidate] = []
         return tuple(each.bookie for each in chosen) if self._possible() and self._fill(pool, chosen) else None
@@ -296,9 +296,9 @@ def reduce_striping(wanted: Striping, well: int, shrink: StripingReduction) -> S
 # The bookies that failed, were slow or sent damage lately: reads ask them last. Pure; one for all readers of a client.
 #
 # Each event adds to the bookie's weight: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the
-# entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most WEIGHT_MAX and halves every
-# `half_life_s`; below FAULT_FORGET_RATE it is dropped. So one time-out is remembered for two half-lives, a bookie that
-# always hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out,
+# entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most FAULT_WEIGHT_MAX and halves
+# every `half_life_s`; below FAULT_FORGET_RATE it is dropped. So one time-out is remembered for two half-lives, a bookie
+# that always hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out,
 # because it may be the only one that has the entry. New ensembles follow other rules (bookies.py: failures count,
 # slowness does not). `counts` never fall: bookie → kind → events. Guards: tests/ledger/test_bookie_health.py.
 
@@ -308,7 +308,7 @@ FAULT_FORGET_RATE = 0.25
 
 
 class BookieFaultKind(enum.Enum):
-    """The kind of a bookie's fault in answering a read. WEIGHTS has the weight of each kind."""
+    """The kind of a bookie's fault in answering a read. FAULT_WEIGHTS has the weight of each kind."""
 
     FAILED = "failed"
     SLOW = "slow"
@@ -329,7 +329,7 @@ class BookieHealth:
 
     def record_read_fault(self, bookie: str, kind: BookieFaultKind, now: float) -> None:
         """Counts a fault of the bookie at the time `now`, and adds the weight of its kind to the bookie's weight, which
-        is at most WEIGHT_MAX."""
+        is at most FAULT_WEIGHT_MAX."""
         self._weights[bookie] = min(self._weight(bookie, now) + FAULT_WEIGHTS[kind], FAULT_WEIGHT_MAX), now
         counts = self.counts.setdefault(bookie, dict.fromkeys(BookieFaultKind, 0))
         counts[kind] += 1

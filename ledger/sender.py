@@ -8,12 +8,11 @@
 An answer has a status for each entry. No answer (time-out, broken connection), or one that cannot be decoded, is
 AddFailed for every entry of the request: unknown. A bookie that answers BUSY for an entry did nothing with it and is
 asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. If it
-stores another entry, it has room, and is asked again ROOM_S later: a missing entry delays the confirmation of all later
-ones. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests without an answer,
-each copy: a bookie that hangs keeps them in memory after the others confirmed them. The handle bounds it, and
-`AppendMemoryBudget` (writer_core.py) bounds what all ledgers of the process have.
-Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
-"""
+stores another entry, it has room, and is asked again BUSY_RESEND_DELAY_S later: a missing entry delays the confirmation
+of all later ones. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests
+without an answer, each copy: a bookie that hangs keeps them in memory after the others confirmed them. The handle
+bounds it, and `AppendMemoryBudget` (writer_core.py) bounds what all ledgers of the process have. Guards:
+tests/ledger/test_sender.py, tests/ledger/test_ledger.py. """
 
 from __future__ import annotations
 
@@ -159,7 +158,7 @@ class _Busy:
 
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
-        self.is_soon = False  # whether the bookie has room again, so that the timer is that of ROOM_S
+        self.is_soon = False  # whether the bookie has room again, so that the timer is that of BUSY_RESEND_DELAY_S
         self.requests: list[tuple[SentAddRequest, bytes, Sequence[Buffer]]] = []
 
 
@@ -322,7 +321,7 @@ class AddSender:
 
     def record_answer_if_late(self, sent: SentAddRequest, stored: Sequence[PendingAppend]) -> None:
         """Records the answer of a bookie that has stored these entries, if it came more than `late_s` seconds after the
-        request. Only the last LATE_MAX are kept."""
+        request. Only the last LATE_REQUESTS_MAX are kept."""
         now_s = self._bookies.now()
         if now_s - sent.sent_s > self.late_s:
             if self.late is None:
@@ -330,8 +329,8 @@ class AddSender:
             self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_has_room(self, place: _Place) -> None:
-        """Called when a busy bookie has stored an entry: ROOM_S seconds later, the requests that it answered with BUSY
-        are sent again."""
+        """Called when a busy bookie has stored an entry: BUSY_RESEND_DELAY_S seconds later, the requests that it
+        answered with BUSY are sent again."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
@@ -361,7 +360,8 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
 
 
 def _parts(adds: list[PendingAppend]) -> list[list[PendingAppend]]:
-    """Splits `adds` into parts for one request each, of about REQUEST_BYTES_MAX bytes and at most ADDS_MAX entries."""
+    """Splits `adds` into parts for one request each, of about REQUEST_BYTES_MAX bytes and at most ADDS_PER_REQUEST_MAX
+    entries."""
     parts: list[list[PendingAppend]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):

@@ -6,13 +6,15 @@ of metadata/session.py. The store uses one of the servers at a time, and the nex
 - *Session*: a lease of whole seconds, and a key that exists as long as the lease. A keep-alive each third of the
   timeout asks for a sign of life. *The client gives up first*: a lease that etcd has prolonged (a new leader counts
   anew) ends later than the client thinks, never earlier. `close` revokes the lease.
-- *Looks*: every LOOK_S the server answers a read of its own state. No answer, or no leader, is a reason to take the
+- *Looks*: every SERVER_CHECK_INTERVAL_S the server answers a read of its own state. No answer, or no leader, is a
+reason to take the
   next server.
 - *Reads* are linearizable, and repeated until their deadline.
 - *Commits* are sent once, and hold only while the session's key exists. What etcd answers with UNAVAILABLE,
   DEADLINE_EXCEEDED or CANCELLED, and what it does not answer, is *unknown*. A proposal that was sent to a leader which
-  then died gets no answer for 7 s: it is given up as unknown TERM_GRACE_S after a look sees a new term.
-- *Groups*: at most SENDERS_MAX transactions are under way. Commits that begin meanwhile wait, and leave together. A
+  then died gets no answer for 7 s: it is given up as unknown NEW_TERM_GRACE_S after a look sees a new term.
+- *Groups*: at most TRANSACTIONS_AT_ONCE_MAX transactions are under way. Commits that begin meanwhile wait, and leave
+together. A
   group of which one commit is refused did nothing, and each of its commits is sent alone.
 - *Watches* resume at the exact revision, on any server, or their reader gets a WatchReset because etcd has compacted
   the history. One that its reader leaves alone costs this process a window of HTTP/2, and nothing more.
@@ -244,8 +246,8 @@ class EtcdStore(SessionStore):
                 self._on_renewed(await stream.receive())
 
     async def _look(self, stream: Stream[Any, Any]) -> MagnetarError:
-        """Looks at the server every LOOK_S, and sends a keep-alive each third of the timeout. Returns the error of the
-        first look that fails, after it has ended the stream of the keep-alives."""
+        """Looks at the server every SERVER_CHECK_INTERVAL_S, and sends a keep-alive each third of the timeout. Returns
+        the error of the first look that fails, after it has ended the stream of the keep-alives."""
         look = etcd.RangeRequest(key=self._keys.session_key(self._lease), serializable=True, count_only=True)
         timeout_s = min(SERVER_CHECK_TIMEOUT_S, self._timeout_s / 3)
         renew_at = self._clock.monotonic() + self._timeout_s / 3

@@ -11,12 +11,12 @@ its lease: it exists as long as the session.
 **Commits** are one transaction each. All of it happens only if the session's key exists.
 
     operation            compares (main key, unless it says otherwise)     then
-    put ANY              second key absent                                 put; read its version
-    put ABSENT           both keys absent                                  put
+    put ANY_VERSION      second key absent                                 put; read its version
+    put NODE_ABSENT      both keys absent                                  put
     put n                version n + 1                                     put
-    delete ANY           nothing                                           delete both keys
+    delete ANY_VERSION   nothing                                           delete both keys
     delete n, check n    version n + 1                                     delete; nothing
-    delete, check ABSENT both keys absent                                  nothing
+    … NODE_ABSENT        both keys absent                                  nothing
 
 So a commit needs no read before it (`plan_blind_commit`). The else-branch reads the versions that were found, at the
 same moment: they decide the refusal. Only a commit that names a path twice, or meets a second key, is planned from a
@@ -192,7 +192,7 @@ class CommitQueue(Generic[C]):
 
     def take(self) -> list[C]:
         """Removes and returns the first transaction, and those after it that fit into one with it: other nodes, at most
-        GROUP_BYTES_MAX bytes, and no more operations than etcd takes."""
+        COMMIT_GROUP_BYTES_MAX bytes, and no more operations than etcd takes."""
         group = [self.waiting.popleft()]
         paths = set(group[0].paths)
         request = group[0].request
@@ -434,7 +434,7 @@ def parse_node(answer: etcd.RangeResponse) -> tuple[StoredVersion, bytes] | None
 
 def parse_stored_version(answer: etcd.RangeResponse) -> StoredVersion | None:
     """Returns the version in an answer without values; None if there is no node. If the node is stored at its second
-    key, its version is not known: it is ABSENT."""
+    key, its version is not known: it is NODE_ABSENT."""
     if not answer.kvs:
         return None
     (pair,) = answer.kvs

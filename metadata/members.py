@@ -14,8 +14,8 @@ metadata is the root of trust, and no key is in a file.
   nothing more.
 - *Without metadata* the last known table decides; a key that is not in it is not admitted, and may come again.
 - *A lost session* is followed by another one, and our key is written again with it. Meanwhile the others serve the
-  connections that this process has, for LEAVE_S: a broker without a session serves its topics on for so long
-  (`session_lost_grace_s`), and fencing protects the data. A new connection needs a key that is in the table.
+  connections that this process has, for DEPARTED_MEMBER_VALID_S: a broker without a session serves its topics on for so
+  long (`session_lost_grace_s`), and fencing protects the data. A new connection needs a key that is in the table.
 Guarded by tests/metadata/test_members.py.
 """
 
@@ -109,8 +109,9 @@ class Members:
         return key in self._known
 
     def find_principal(self, key: str) -> Principal | None:
-        """Returns the principal of the member with this public key. For LEAVE_S seconds after the member has left,
-        still returns its principal, so that its open connections go on. Returns None for any other key."""
+        """Returns the principal of the member with this public key. For DEPARTED_MEMBER_VALID_S seconds after the
+        member has left, still returns its principal, so that its open connections go on. Returns None for any other
+        key."""
         return self._known.get(key) or self._leaving(key)
 
     def _leaving(self, key: str) -> Principal | None:
@@ -118,7 +119,8 @@ class Members:
         return principal if self._clock.monotonic() < until else None
 
     def _left(self, keys: Iterable[str]) -> None:
-        """Records that the members with these keys have left. Their connections are served for LEAVE_S seconds more."""
+        """Records that the members with these keys have left. Their connections are served for DEPARTED_MEMBER_VALID_S
+        seconds more."""
         now = self._clock.monotonic()
         self._gone = {key: left for key, left in self._gone.items() if now < left[1]}
         for key in keys:

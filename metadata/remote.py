@@ -8,7 +8,7 @@ is left for another connection. Fencing protects data in any case.
 Reads are repeated until their deadline. A commit is sent once. Before that it waits for a connection (without one it
 fails with Unavailable: definitely not done); afterwards its error is raised unchanged: BadVersion is definite,
 ConnectionLost and TimedOut are unknown. A server that answers Unavailable has not done it, and is asked again.
-A watch keeps at most WATCH_QUEUE_MAX changes that its reader has not taken; more become one WatchReset.
+A watch keeps at most QUEUED_WATCH_EVENTS_MAX changes that its reader has not taken; more become one WatchReset.
 
 Also in this file, each below its heading: the tree's values as messages of proto/wire.proto, for both ends of the
 metadata service (messages); the opening of a session, with a metadata service of any kind (connect).

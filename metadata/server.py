@@ -163,8 +163,8 @@ class MetadataService:
     async def session(self, stream: SessionStream, context: CallContext) -> None:
         """Serves the stream of one session: opens or resumes the session, renews it with each request, and sends the
         changes of its watches. Returns when the stream ends. The end of the stream does not end the session, unless the
-        client has sent `close`. Raises InvalidRequest if the stream does not begin with `open` within OPEN_TIMEOUT_S
-        seconds, BackPressure if the address has as many sessions as it may have."""
+        client has sent `close`. Raises InvalidRequest if the stream does not begin with `open` within
+        SESSION_OPEN_TIMEOUT_S seconds, BackPressure if the address has as many sessions as it may have."""
         address = context.peer.rpartition(":")[0] or context.peer.partition("#")[0]
         try:
             async with asyncio.timeout(SESSION_OPEN_TIMEOUT_S):

@@ -9,9 +9,9 @@
 - A loss is final and reported once: `wait_session_lost` returns and every watch ends. Closing a session ends it in the
   same way, without an error.
 - *The client gives up first.* Its deadline counts from the *sending* of the last answered sign of life; the service
-  counts from the arrival. The client's timeout is also shorter by MARGIN_SHARE. An alarm watches the deadline, and
-  every call checks it; other replies of the service (a busy watch) do not move it. So the owner of an ephemeral node
-  knows that the node may be deleted before another process can create it.
+  counts from the arrival. The client's timeout is also shorter by TIMEOUT_MARGIN_SHARE. An alarm watches the deadline,
+  and every call checks it; other replies of the service (a busy watch) do not move it. So the owner of an ephemeral
+  node knows that the node may be deleted before another process can create it.
 - A fault in the task that keeps the session ends the session: no call waits for a connection that no task makes.
 
 The subclass keeps the session: it sets `_state` and `_settled`, and calls `_end_session`. Guarded by

@@ -3,7 +3,7 @@
 The store is the driver between callers on the event loop and `MetadataTree` (metadata/tree.py) on one worker thread:
 
 - *Group commit*: jobs that arrive while the worker writes are its next batch: one transaction, one fsync, many answers.
-  At most WAITING_MAX jobs wait; more get BackPressure. No answer and no watch event precedes the fsync.
+  At most WAITING_JOBS_MAX jobs wait; more get BackPressure. No answer and no watch event precedes the fsync.
 - *Reads* use the same worker, so each sees every commit that was acknowledged before it was asked. All reads that wait
   are one call of the worker: a change of threads costs more than a read. Nodes that were read lately are cached
   (tree_core.py `NodeCache`) until a commit changes them. The worker returns its results in its order, so a read is
@@ -144,8 +144,8 @@ class SqliteStore:
 
     @classmethod
     async def open(cls, world: World, path: str) -> Self:
-        """Opens the metadata file at `path` (MEMORY: none, the tree is in memory alone) and returns the store. Deletes
-        the ephemeral nodes of local sessions that ended with the former process. Raises Busy, DataLost,
+        """Opens the metadata file at `path` (IN_MEMORY_PATH: none, the tree is in memory alone) and returns the store.
+        Deletes the ephemeral nodes of local sessions that ended with the former process. Raises Busy, DataLost,
         InvalidConfiguration or Unavailable."""
         if path != IN_MEMORY_PATH:
             world.files.make_directories(str(PurePath(path).parent))
@@ -283,8 +283,8 @@ class SqliteStore:
         """Commits all operations or none; they are durable when this returns. `session` owns the ephemeral nodes that
         they write; "": none may be ephemeral. Returns the new versions and the new revision.
 
-        Raises BadVersion, SessionExpired, BackPressure if WAITING_MAX jobs wait, Unavailable if the disk is full, or an
-        error that is the caller's fault (`check_operations`). A failed write or sync ends the process."""
+        Raises BadVersion, SessionExpired, BackPressure if WAITING_JOBS_MAX jobs wait, Unavailable if the disk is full,
+        or an error that is the caller's fault (`check_operations`). A failed write or sync ends the process."""
         check_operations(operations)
         if session:
             if session not in self._sessions.open_ones:

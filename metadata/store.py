@@ -64,8 +64,8 @@ class VersionedValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutNode(msgspec.Struct, frozen=True):
-    """Operation of a commit: write a node. `expected`: the version that the node must have, ABSENT or ANY; the commit
-    fails if the node does not have it. `ephemeral`: the node is deleted when the session ends."""
+    """Operation of a commit: write a node. `expected`: the version that the node must have, NODE_ABSENT or ANY_VERSION;
+    the commit fails if the node does not have it. `ephemeral`: the node is deleted when the session ends."""
 
     path: str
     value: bytes
@@ -74,16 +74,16 @@ class PutNode(msgspec.Struct, frozen=True):
 
 
 class DeleteNode(msgspec.Struct, frozen=True):
-    """Operation of a commit: delete a node. `expected`: the version that the node must have, or ANY; the commit fails
-    if the node does not have it."""
+    """Operation of a commit: delete a node. `expected`: the version that the node must have, or ANY_VERSION; the commit
+    fails if the node does not have it."""
 
     path: str
-    expected: int = ANY_VERSION  # ANY: fine when absent
+    expected: int = ANY_VERSION  # ANY_VERSION: fine when absent
 
 
 class CheckNodeVersion(msgspec.Struct, frozen=True):
     """Operation of a commit: change nothing, but let the commit fail if the node does not have the expected version.
-    `expected`: a version, or ABSENT."""
+    `expected`: a version, or NODE_ABSENT."""
 
     path: str
     expected: int
@@ -138,8 +138,8 @@ class MetadataStore(Protocol):
         ...
 
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
-        """Commits all operations or none, in order. Returns the new version of each operation's node (ABSENT: there is
-        no node).
+        """Commits all operations or none, in order. Returns the new version of each operation's node (NODE_ABSENT:
+        there is no node).
 
         Raises BadVersion, and changes nothing, if a node does not have the expected version. ConnectionLost and
         TimedOut mean that it is unknown whether the operations were done; after Unavailable they were not done."""
@@ -203,8 +203,8 @@ UpdateNode = Callable[[MetadataStore, str, TransformValue], Awaitable[VersionedV
 # (`magnetar_unreadable_…`). A caller that depends on one record, and would do wrong without it, uses `get_record`,
 # which raises DamagedRecord.
 #
-# `UNREADABLE_RECORDS` is one for the process: its parts decode records alike. At most PATHS_MAX paths are kept.
-# Guards: tests/metadata/test_records.py, tests/bookie/maintenance/test_repair.py.
+# `UNREADABLE_RECORDS` is one for the process: its parts decode records alike. At most UNREADABLE_PATHS_MAX paths are
+# kept. Guards: tests/metadata/test_records.py, tests/bookie/maintenance/test_repair.py.
 
 
 _LOG = logging.getLogger("magnetar.metadata")
@@ -217,7 +217,7 @@ UNREADABLE_PATHS_MAX = 1000
 
 class UnreadableRecords:
     """Records which metadata records this process could not read, by path. Logs each path once, and counts every
-    attempt (`skipped`). Keeps at most PATHS_MAX paths."""
+    attempt (`skipped`). Keeps at most UNREADABLE_PATHS_MAX paths."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}  # path → why
@@ -428,8 +428,8 @@ async def commit_in_parts(store: MetadataStore, operations: Sequence[CommitOpera
 
 async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> None:
     """Creates these nodes, in several commits if there are many. A node that exists already stays as it is. The
-    `expected` of each PutNode must be ABSENT. Raises the errors of `MetadataStore.commit` except NodeExists; may be
-    called again with the same nodes."""
+    `expected` of each PutNode must be NODE_ABSENT. Raises the errors of `MetadataStore.commit` except NodeExists; may
+    be called again with the same nodes."""
     size = store.part_operations
     for at in range(0, len(puts), size):
         part = puts[at : at + size]
@@ -455,9 +455,9 @@ def make_put_operation(path: str, record: MetadataRecord, expected: int = ANY_VE
 
 
 async def put_record(store: MetadataStore, path: str, record: MetadataRecord, expected: int = ANY_VERSION) -> int:
-    """Writes `record` at `path`, in a commit of its own, if the node's version is `expected` (ABSENT: if there is no
-    node; ANY: always). Returns the node's new version. Raises BadVersion if the version is another one, and the
-    other errors of `MetadataStore.commit`."""
+    """Writes `record` at `path`, in a commit of its own, if the node's version is `expected` (NODE_ABSENT: if there is
+    no node; ANY_VERSION: always). Returns the node's new version. Raises BadVersion if the version is another one, and
+    the other errors of `MetadataStore.commit`."""
     return await store.put(path, encode_record(record, path), expected)
 
 

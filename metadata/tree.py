@@ -192,8 +192,8 @@ class MetadataTree:
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
         """Begins a new incarnation of the metadata file, named `token`, as a part of the open transaction; an error of
-        SQLite is raised as it is. `restored`: the file is a backup that replaces another one. The last INCARNATIONS_MAX
-        incarnations stay in the file."""
+        SQLite is raised as it is. `restored`: the file is a backup that replaces another one. The last
+        KEPT_INCARNATIONS_MAX incarnations stay in the file."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - KEPT_INCARNATIONS_MAX,))

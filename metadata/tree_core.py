@@ -2,8 +2,8 @@
 
 A path is "/" and then segments separated by "/": none empty, none "." or "..", no control characters, at most
 PATH_BYTES_MAX bytes in UTF-8. A prefix (of `children` and `watch`) is a path, or "/" for the whole tree.
-A commit has 1 to OPERATIONS_MAX operations that together have at most COMMIT_BYTES_MAX bytes of paths and values.
-A broken rule is the caller's fault: InvalidName, MessageTooLarge or InvalidRequest, and nothing was done.
+A commit has 1 to OPERATIONS_PER_COMMIT_MAX operations that together have at most COMMIT_BYTES_MAX bytes of paths and
+values. A broken rule is the caller's fault: InvalidName, MessageTooLarge or InvalidRequest, and nothing was done.
 
 Also in this file, each below its heading: the parts of the tree that a member of a secured cluster may write, by its
 role (rights_core); commits of one batch, decided one after the other before any of them is written (commits_core); the
@@ -67,9 +67,9 @@ def is_at_or_below(prefix: str, path: str) -> bool:
 
 
 def check_operations(operations: Sequence[CommitOperation]) -> None:
-    """Checks operations that are to be committed together. Raises InvalidRequest if there are not 1 to OPERATIONS_MAX
-    of them or an expected version is invalid, InvalidName for an invalid path, MessageTooLarge if a value has more than
-    VALUE_BYTES_MAX bytes or all of them more than COMMIT_BYTES_MAX."""
+    """Checks operations that are to be committed together. Raises InvalidRequest if there are not 1 to
+    OPERATIONS_PER_COMMIT_MAX of them or an expected version is invalid, InvalidName for an invalid path,
+    MessageTooLarge if a value has more than VALUE_BYTES_MAX bytes or all of them more than COMMIT_BYTES_MAX."""
     if not 1 <= len(operations) <= OPERATIONS_PER_COMMIT_MAX:
         raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_PER_COMMIT_MAX} are allowed")
     size = 0
@@ -97,9 +97,9 @@ def _too_large(put: PutNode) -> MessageTooLarge:
 
 
 def check_version(path: str, expected: int, found: int) -> None:
-    """Checks that a node has the version that an operation expects. `expected`: a version, ABSENT, or ANY, which every
-    node meets; `found`: the node's version, ABSENT if there is no node. Raises NodeExists, NoNode or BadVersion, with
-    the path and both versions."""
+    """Checks that a node has the version that an operation expects. `expected`: a version, NODE_ABSENT, or ANY_VERSION,
+    which every node meets; `found`: the node's version, NODE_ABSENT if there is no node. Raises NodeExists, NoNode or
+    BadVersion, with the path and both versions."""
     if expected in (ANY_VERSION, found):
         return
     facts = {"path": path, "expected": expected, "found": found}
@@ -344,7 +344,7 @@ class NodeCache(Generic[N]):
 
     def add(self, path: str, node: N | None) -> None:
         """Caches the node at `path` (None: the tree has no such node), which must be its present state. Removes the
-        path instead if the value is larger than KNOWN_VALUE_BYTES_MAX."""
+        path instead if the value is larger than CACHED_VALUE_BYTES_MAX."""
         if path in self.nodes:
             self.discard(path)
         if node is not None and len(node.value) > CACHED_VALUE_BYTES_MAX:
@@ -387,9 +387,9 @@ def _size(path: str, node: CachedNode | None) -> int:
 # The driver that ends a session deletes its ephemerals after every commit that was accepted under it
 # (metadata/sqlite.py). An id that is missing from the table has expired; ids are never reused.
 #
-# *A process that stood still does not judge*: a check more than LATE_S after a deadline means that this process was
-# stopped (a stopped machine, a blocked loop), and signs of life may be unread in its sockets. Then no session expires,
-# and every deadline moves by the lateness and one timeout. Guarded by test_sessions.py.
+# *A process that stood still does not judge*: a check more than TIMER_LATE_S after a deadline means that this process
+# was stopped (a stopped machine, a blocked loop), and signs of life may be unread in its sockets. Then no session
+# expires, and every deadline moves by the lateness and one timeout. Guarded by test_sessions.py.
 
 
 TIMER_LATE_S = 1.0
@@ -455,8 +455,8 @@ class MetadataSessions:
     def expire(self, now: float) -> list[str]:
         """Removes the sessions whose deadline has passed. Returns their ids, in the order in which they were opened.
 
-        If this call comes much too late (LATE_S), this process itself was stopped. Then it removes no session, and
-        gives all of them more time."""
+        If this call comes much too late (TIMER_LATE_S), this process itself was stopped. Then it removes no session,
+        and gives all of them more time."""
         first = self.next_deadline()
         if first is None or now < first:
             return []

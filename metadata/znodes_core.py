@@ -20,7 +20,7 @@ names the version that was read. When one version has changed, nothing is done, 
     absent       delete, check          create and delete, which proves the absence; nothing if it were the only step
 
 A watch sees these steps: a node that changes its kind is deleted and created for the watch. The change costs a step per
-version, so beyond RETYPED_VERSION_MAX it is refused: delete the node first.
+version, so beyond REPLACED_ZNODE_VERSION_MAX it is refused: delete the node first.
 Guarded by tests/metadata/test_znodes.py.
 """
 
@@ -157,8 +157,8 @@ def plan_zookeeper_commit(
     """Plans the ZooKeeper transaction of a commit and returns the plan. `found`: the nodes as they were read at the
     paths of the operations (None: no node). `session`: the session that owns ephemeral nodes.
 
-    Raises BadVersion if a node does not have the expected version, InvalidRequest if a node above RETYPED_VERSION_MAX
-    would become ephemeral, lasting or another session's."""
+    Raises BadVersion if a node does not have the expected version, InvalidRequest if a node above
+    REPLACED_ZNODE_VERSION_MAX would become ephemeral, lasting or another session's."""
     nodes = dict(found)
     steps: list[ZnodeStep] = []
     absences: dict[str, None] = {}  # paths whose steps depend only on the node's absence

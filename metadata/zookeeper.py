@@ -83,9 +83,10 @@ TLS_CHECK_TIMEOUT_S = 5.0
 
 
 async def check_tls_connection(address: ZookeeperAddress) -> None:
-    """Tries a TLS connection to the first ZooKeeper server that can be reached within HANDSHAKE_S seconds, and closes
-    it; does nothing if there is none. Raises UntrustedServer if the server's certificate is not trusted, WrongProtocol
-    if the server does not speak TLS at this port, InvalidConfiguration if the TLS files cannot be used."""
+    """Tries a TLS connection to the first ZooKeeper server that can be reached within TLS_CHECK_TIMEOUT_S seconds, and
+    closes it; does nothing if there is none. Raises UntrustedServer if the server's certificate is not trusted,
+    WrongProtocol if the server does not speak TLS at this port, InvalidConfiguration if the TLS files cannot be
+    used."""
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)
@@ -119,7 +120,7 @@ async def check_tls_connection(address: ZookeeperAddress) -> None:
 # reader gets one WatchReset. A broken connection ends ZooKeeper's watches; each watch attaches again. While attached,
 # every change is one event, and its version is counted from the version before. Answers and events have one order
 # (metadata/zookeeper_connection.py), so the read and an event never contradict each other. A watch keeps at most
-# WATCH_QUEUE_MAX changes that its reader has not taken; more become one WatchReset.
+# QUEUED_WATCH_EVENTS_MAX changes that its reader has not taken; more become one WatchReset.
 
 
 ZNODES_LISTED_AT_ONCE = 200
@@ -129,7 +130,8 @@ ledgers)."""
 
 class TreeWatch:
     """One watch of the metadata tree. `queue` has the changes that the watch has received and its reader has not taken
-    yet; more than WATCH_QUEUE_MAX are replaced by one WatchReset. `news` is set when the reader must look again."""
+    yet; more than QUEUED_WATCH_EVENTS_MAX are replaced by one WatchReset. `news` is set when the reader must look
+    again."""
 
     def __init__(self, prefix: str, seen: int) -> None:
         self.prefix = prefix
@@ -606,7 +608,7 @@ def _below(prefix: str, segment: str) -> str:
 
 
 async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
-    """Calls `ask` for each item, for at most ASKED_AT_ONCE items at a time. Returns the answers in order."""
+    """Calls `ask` for each item, for at most ZNODES_READ_AT_ONCE items at a time. Returns the answers in order."""
     answers: list[bool] = []
     for start in range(0, len(items), ZNODES_READ_AT_ONCE):
         answers += await asyncio.gather(*[ask(item) for item in items[start : start + ZNODES_READ_AT_ONCE]])

@@ -373,8 +373,8 @@ class ZooKeeperConnection:
         self, request: Any, then: Callable[[ZookeeperAnswer], None] | None = None
     ) -> asyncio.Future[ZookeeperAnswer]:
         """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError:
-        BackPressure if WAITING_MAX requests wait, ConnectionLost if the connection breaks before the answer. Also calls
-        `then` with the answer, in the order in which answers and watch events arrive."""
+        BackPressure if WAITING_REQUESTS_MAX requests wait, ConnectionLost if the connection breaks before the answer.
+        Also calls `then` with the answer, in the order in which answers and watch events arrive."""
         future: asyncio.Future[ZookeeperAnswer] = self._loop.create_future()
         if self._waiting >= WAITING_REQUESTS_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))

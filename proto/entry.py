@@ -27,7 +27,7 @@ message unreadable. Names by which something is found again (the producer, the u
 encryption) must be UTF-8: an entry with others is refused.
 
 **Numbers.** A property may take six bytes of metadata, and some hundred compressed bytes decompress to a million
-properties: they are not read until a program asks for them. An entry is encrypted for KEYS_MAX keys at most.
+properties: they are not read until a program asks for them. An entry is encrypted for ENCRYPTION_KEYS_MAX keys at most.
 
 A producer encodes (`encode_entry`, `encode_batch`), a broker reads only the header (`parse_header`) and adds its part
 (`encode_broker_part`), a consumer splits (`split_broker_part`, `decode_batch`). An entry that does not parse, does not

@@ -12,7 +12,8 @@ it.
   client must send messages that expire without batching.
 - A value that is no number from 1 to 2**63-1 counts as absent, and runs that contradict the batch count as absent.
 - A message in chunks is judged by its consumer alone, when all chunks have arrived (`EntryExpiry.is_chunk`).
-- A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT (`make_dead_letter_properties`).
+- A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT_PROPERTY
+(`make_dead_letter_properties`).
 
 Guarding tests: tests/proto/test_expiry.py.
 """
@@ -71,8 +72,8 @@ class EntryExpiry:
 
 
 def parse_expires_at(value: str | None) -> int:
-    """Returns the value of the property EXPIRES_AT in ms since the epoch; 0 if it is absent or no number from 1 to
-    TIME_MAX."""
+    """Returns the value of the property EXPIRES_AT_PROPERTY in ms since the epoch; 0 if it is absent or no number from
+    1 to TIME_MS_MAX."""
     found = parse_number(value) if value and len(value) <= _DIGITS_MAX else None
     return found if found is not None and found <= TIME_MS_MAX else 0
 

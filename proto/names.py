@@ -348,7 +348,7 @@ def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str) -> 
     `<topic>-<subscription><suffix>`. Raises InvalidName if `subscription` is not valid in a name.
 
     A name with more than LETTER_TOPIC_BYTES_MAX bytes is shortened (`shorten_name`): first the subscription to
-    LETTER_SUBSCRIPTION_BYTES, then the topic to the bytes that are left. Both suffixes leave the same room, and a
+    LETTER_SUBSCRIPTION_BYTES_MAX, then the topic to the bytes that are left. Both suffixes leave the same room, and a
     shortened topic has exactly the bytes that are left, so that the letter topics of `<shortened topic>` are those of
     `<topic>` (`find_retried_topic`)."""
     local, room = topic.local, LETTER_TOPIC_BYTES_MAX - len(RETRIES) - 1

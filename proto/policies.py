@@ -65,7 +65,7 @@ class PolicyDefinition(NamedTuple):
     rest: PolicyRestNames | None = None
 
     def name_at(self, level: str) -> str:
-        """Returns the name of the policy on the command line at this level (NAMESPACES or TOPICS)."""
+        """Returns the name of the policy on the command line at this level (NAMESPACE_LEVEL or TOPIC_LEVEL)."""
         return self.of_namespaces if level == NAMESPACE_LEVEL and self.of_namespaces else self.name
 
 

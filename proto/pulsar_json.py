@@ -1,7 +1,8 @@
 """Statistics as JSON, under the names that Pulsar's tools read (pulsar-client-go `data.go`). Each name is defined here,
 once.
 
-    pick_fields(CONSUMER, found, "consumerName availablePermits")    {"consumerName": "c", "availablePermits": 1000}
+    pick_fields(CONSUMER_FIELDS, found, "consumerName availablePermits")    {"consumerName": "c", "availablePermits":
+    1000}
 
 REST (broker/rest/stats.py) and the command line (cli/admin/stats.py) choose the fields that they show, and their order.
 Transactions and half messages have forms of our own, which REST answers; the command line shows their times in seconds.
@@ -124,9 +125,9 @@ TOPIC_LOG_FIELDS = _table({
 # ------------------------------------------------------------------------------------ a topic of several partitions
 def merge_records(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges the statistics of several partitions, as JSON, to those of one topic, and returns them; {} if `parts` is
-    empty. A field of MERGED is merged by its function. Of the others, lists are concatenated and maps merged; a text
-    comes from the first partition that has one; a boolean is True if it is True for any partition. A number is added,
-    but by its name: one that begins with `average` or `avg` is averaged; of one that begins with `earliest` the
+    empty. A field of MERGE_BY_FIELD is merged by its function. Of the others, lists are concatenated and maps merged; a
+    text comes from the first partition that has one; a boolean is True if it is True for any partition. A number is
+    added, but by its name: one that begins with `average` or `avg` is averaged; of one that begins with `earliest` the
     earliest that is not 0 is taken; of one that begins with `last` or `oldest`, or contains `time` or `limit`, the
     largest. A count of events is named `…Times` or contains `Events`, and is added."""
     names = dict.fromkeys(name for part in parts for name in part)

@@ -8,8 +8,8 @@
 
     summary = u8 version | u8 names | name* | u8 kind | values
     name    = u8 flags (PRESENT 1: some message has it; ABSENT 2: some message lacks it) | u8 size | UTF-8
-    values  = (kind HASHES) u32*, ascending, distinct, at most HASHES_MAX of them
-            | (kind BLOOM) a Bloom filter of BLOOM_BITS a value, one number: the rest of the summary
+    values  = (kind HASHES_FORM) u32*, ascending, distinct, at most EXACT_HASHES_MAX of them
+            | (kind BLOOM_FORM) a Bloom filter of BLOOM_BITS a value, one number: the rest of the summary
 
 Big-endian. A value is the Murmur3 32-bit hash (seed 0) of `name NUL value` in UTF-8. The field is 50002 of the entry's
 metadata: a client that does not know it passes over it. The summary covers the names that the producer declares

@@ -12,13 +12,13 @@ from typing import Protocol
 # The memory of what arrives from the callers of a process and is not read yet: one bound for all their streams.
 #
 # The other end may send as much as the window of its stream allows, whether it is read or not. So windows are shared
-# out: a stream gets an eighth of what is left, as much as it wants at most, and WINDOW_MIN at least. A message that is
-# longer than half of its window is *long*: it is credited as it comes, and its place is made when it begins, also while
-# those before it are not read yet. Places of long messages have the other half of the bound, until they are read: one
-# that does not fit waits, in turn, with what its window let in. A lone one always fits. While others wait, one that is
-# not whole after SLOW_S is cut; one that is whole waits for the memory of requests (`CallerMemory`), which gets less
-# by itself. So nothing waits for good.
-# Guards: tests/runtime/test_arrivals.py, tests/runtime/grpc/test_memory.py.
+# out: a stream gets an eighth of what is left, as much as it wants at most, and WINDOW_BYTES_MIN at least. A message
+# that is longer than half of its window is *long*: it is credited as it comes, and its place is made when it begins,
+# also while those before it are not read yet. Places of long messages have the other half of the bound, until they are
+# read: one that does not fit waits, in turn, with what its window let in. A lone one always fits. While others wait,
+# one that is not whole after SLOW_ARRIVAL_S is cut; one that is whole waits for the memory of requests
+# (`CallerMemory`), which gets less by itself. So nothing waits for good. Guards: tests/runtime/test_arrivals.py,
+# tests/runtime/grpc/test_memory.py.
 
 
 WINDOW_BYTES_MIN = (64 << 10) - 1
@@ -56,8 +56,8 @@ class ArrivingMessagesMemory:
 
     def reserve_window(self, wanted: int) -> int:
         """Reserves memory for the receive window of a new stream. Returns the size of the window in bytes: at most
-        `wanted`, and at least WINDOW_MIN or `wanted`. The memory stays reserved until `release_window` is called with
-        this size."""
+        `wanted`, and at least WINDOW_BYTES_MIN or `wanted`. The memory stays reserved until `release_window` is called
+        with this size."""
         size = max(min(wanted, WINDOW_BYTES_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size

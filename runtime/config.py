@@ -153,8 +153,8 @@ def list_settings(kind: type) -> list[Setting]:
 
 
 def list_setting_defaults(kind: type) -> dict[str, object]:
-    """Returns the defaults of all settings, by name; REQUIRED for a setting without a default. `kind` is a struct or,
-    in the SDK, a dataclass."""
+    """Returns the defaults of all settings, by name; REQUIRED_VALUE for a setting without a default. `kind` is a struct
+    or, in the SDK, a dataclass."""
     if issubclass(kind, msgspec.Struct):
         fields: Sequence[Any] = msgspec.structs.fields(kind)
     else:

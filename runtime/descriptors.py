@@ -1,18 +1,17 @@
 """The file descriptors of this process: the limit is raised at the start, files have a reserve, ports share the rest.
 
-    PROCESS.prepare()                           once, when a server starts
-    PROCESS.open_file(path, flags)              does not fail because connections use all descriptors
-    if PROCESS.reserve_connection(): …          for a connection of a port, until `release_connection`
+    PROCESS_DESCRIPTORS.open_spares()                   once, when a server starts
+    PROCESS_DESCRIPTORS.open_file(path, flags)          does not fail because connections use all descriptors
+    if PROCESS_DESCRIPTORS.reserve_connection(): …      for a connection of a port, until `release_connection`
 
 **Limit.** The soft limit of RLIMIT_NOFILE, often 1,024, is raised to the hard one (FILES_MAX at most).
-**Reserve.** SPARES descriptors are open without a file. If a file cannot be opened because no descriptor is free
-(EMFILE, ENFILE), a spare descriptor is closed and the file is opened again; missing spare descriptors are opened again
-later. So a process can use its files even if its connections (also those of ZeroMQ, which are not counted here) use all
-other descriptors.
-**Ports.** All ports of a process together may have `connections_max` connections: the limit less RESERVE. Each port has
-a lower limit of its own (runtime/access.py `CallerLimits`).
-Guarding tests: tests/runtime/test_descriptors.py.
-"""
+**Reserve.** SPARE_DESCRIPTORS descriptors are open without a file. If a file cannot be opened because no descriptor is
+free (EMFILE, ENFILE), a spare descriptor is closed and the file is opened again; missing spare descriptors are opened
+again later. So a process can use its files even if its connections (also those of ZeroMQ, which are not counted here)
+use all other descriptors.
+**Ports.** All ports of a process together may have `connections_max` connections: the limit less RESERVED_DESCRIPTORS.
+Each port has a lower limit of its own (runtime/access.py `CallerLimits`). Guarding tests:
+tests/runtime/test_descriptors.py. """
 
 from __future__ import annotations
 

@@ -320,9 +320,9 @@ class RunningPeerServer(RunningServer, Protocol):
         ...
 
     def receive_slowly(self, slow: bool) -> None:
-        """With `slow`, receives only one multipart message every SLOW_S seconds, from each connection in turn; without,
-        receives normally again. While the server is slow, senders must store the requests that they cannot send. A
-        request that ends the overload still arrives, and a live connection still answers heartbeats."""
+        """With `slow`, receives only one multipart message every SLOWED_RECEIVE_S seconds, from each connection in
+        turn; without, receives normally again. While the server is slow, senders must store the requests that they
+        cannot send. A request that ends the overload still arrives, and a live connection still answers heartbeats."""
         ...
 
 
@@ -347,8 +347,8 @@ class PeerRequest(Protocol):
 
     @property
     def principal(self) -> Principal | None:
-        """Returns the authenticated sender of the request; LOCAL if the connection is not encrypted; None if the sender
-        is no longer a member of the cluster. Must be read before `reply` is called."""
+        """Returns the authenticated sender of the request; LOCAL_PRINCIPAL if the connection is not encrypted; None if
+        the sender is no longer a member of the cluster. Must be read before `reply` is called."""
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
@@ -448,7 +448,7 @@ class ByteStream(Protocol):
     @property
     def guard(self) -> Guard | None:
         """Returns the guard of the listener, with which the service must authenticate the caller. None: there is no
-        guard, and every caller is LOCAL."""
+        guard, and every caller is LOCAL_PRINCIPAL."""
         ...
 
     def on_caller_authenticated(self) -> None:

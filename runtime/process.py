@@ -237,7 +237,7 @@ def tune_glibc_heap() -> None:
 
 def set_heap_trim_threshold(free_bytes: int) -> None:
     """Makes glibc return free heap memory to the system when more than `free_bytes` are free; the number is limited to
-    TRIM_BYTES_MIN … TRIM_BYTES. Has no effect where `tune_glibc_heap` has none."""
+    TRIM_BYTES_MIN … TRIM_HEAP_BYTES. Has no effect where `tune_glibc_heap` has none."""
     mallopt = _mallopt()
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, max(TRIM_BYTES_MIN, min(free_bytes, TRIM_HEAP_BYTES)))

@@ -11,10 +11,10 @@
 | a process | ends | then |
 |---|---|---|
 | before all have served | with any code | the others are stopped, and its code is the server's: it cannot start |
-| later, after SOUND_S | the same, with any code | it is started again at once; the others go on |
+| later, after STABLE_AFTER_S | the same, with any code | it is started again at once; the others go on |
 | later, sooner than that | the same | after RETRY_MIN_S, then twice as long each time, up to RETRY_MAX_S |
 | that has to stop | | it is not started again; when its whole tier has ended the tier before it is stopped |
-| that has to stop | not within STOP_S, or its own time for that | KillProcess |
+| that has to stop | not within CHILD_STOP_TIMEOUT_S, or its own time for that | KillProcess |
 
 `code` is an exit code, or 128 plus the number of the signal. Guards: tests/runtime/test_schedule.py.
 """
@@ -101,7 +101,7 @@ class ProcessSchedule:
 
     def __init__(self, tiers: Sequence[Sequence[str]], stop_s: Mapping[str, float] = MappingProxyType({})) -> None:
         """Creates the schedule. `tiers`: the names of the processes. `stop_s`: by process, how many seconds it has for
-        its end, if not STOP_S."""
+        its end, if not CHILD_STOP_TIMEOUT_S."""
         self._tiers = [
             [ManagedProcess(name, stop_s.get(name, CHILD_STOP_TIMEOUT_S)) for name in tier] for tier in tiers
         ]

@@ -335,7 +335,7 @@ async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]])
 #     background = Supervisor()
 #     background.start_supervised("bookie-upkeep", upkeep.run)  runs it; when it fails: logged, counted, and run again
 #     background.failure_reasons                               name → why, of those that failed and have not run for
-#                                                              SOUND_S since
+#                                                              STABLE_AFTER_S since
 #     await background.close()                                 cancels all of them, and waits
 #
 # A task *fails* when it raises, and also when something other than `close` cancels it: a cancelled future that it
@@ -365,12 +365,12 @@ def _none_is_final(error: Exception) -> bool:
 
 class SupervisedTask:
     """A long-running task that is restarted whenever it fails, and the state of its restarts. `why`: the text of the
-    last failure; "" once the task has run for SOUND_S since. `ended`: a future that is done when the task has returned,
-    has raised a final error, or was cancelled."""
+    last failure; "" once the task has run for STABLE_AFTER_S since. `ended`: a future that is done when the task has
+    returned, has raised a final error, or was cancelled."""
 
     def __init__(self, name: str, work: TaskFunction, final: IsFinalError, supervisor: Supervisor) -> None:
         self.name = name
-        self.why = ""  # of the last failure, until it has run for SOUND_S
+        self.why = ""  # of the last failure, until it has run for STABLE_AFTER_S
         self._work = work
         self._final = final
         self._supervisor = supervisor
@@ -441,7 +441,7 @@ class Supervisor:
     @classmethod
     def count_failing_tasks(cls) -> Counter[str]:
         """Returns, by task name, how many tasks with this name are failing now, in all parts of the process. A task
-        fails from its error until it has run for SOUND_S again. 0 means that all tasks of this name run."""
+        fails from its error until it has run for STABLE_AFTER_S again. 0 means that all tasks of this name run."""
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:

@@ -68,7 +68,7 @@ class TokenBucket:
         return self._tokens
 
     def delay_s(self, now: float) -> float:
-        """Returns the seconds until tokens are available again: at least RESOLUTION_S, or 0 if some are available now.
+        """Returns the seconds until tokens are available again: at least WAIT_S_MIN, or 0 if some are available now.
         """
         self._fill(now)
         return 0.0 if self._tokens > 0 else max(WAIT_S_MIN, -self._tokens / self.rate)

@@ -215,7 +215,7 @@ _sum = checksum.crc32c
 
 
 def round_up_to_alignment(size: int) -> int:
-    """Returns `size`, in bytes, rounded up to a multiple of ALIGNMENT, at which journal blocks begin."""
+    """Returns `size`, in bytes, rounded up to a multiple of BLOCK_ALIGNMENT_BYTES, at which journal blocks begin."""
     return (size + BLOCK_ALIGNMENT_BYTES - 1) & -BLOCK_ALIGNMENT_BYTES
 
 

@@ -9,8 +9,9 @@ A ledger is *dead* when, in this order,
     record and is not among them is *unexplained*: the metadata may be damaged, an older copy, or another one. Such a
     ledger is kept, counted (`gc_unexplained`) and logged, until an operator accepts that it is deleted;
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
-    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` when more than DELETED_SHARE_MAX
-    of the ledgers here were deleted: time for an operator to see the warning and `gc_doubtful`;
+    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` when more than
+    DOUBTFUL_DELETIONS_SHARE of the ledgers here were deleted: time for an operator to see the warning and
+    `gc_doubtful`;
  6. its tombstone is durable in the journal.
 With a forced pass (`magnetar bookies gc --now --force`) an operator accepts the present state of the metadata, and that
 the ledgers that it lacks now are deleted (`AcceptedMetadataState`). A later pass, forced or not, deletes them by
@@ -172,7 +173,8 @@ DOUBTFUL_DELETIONS_SHARE = 0.5
 """If more than this share of the bookie's ledgers was deleted, their data is kept for `doubt_s` instead of
 `grace_s`."""
 DOUBTFUL_DELETIONS_MIN = 10
-"""DELETED_SHARE_MAX applies from this number of deleted ledgers on: of few ledgers any number is a large share."""
+"""DOUBTFUL_DELETIONS_SHARE applies from this number of deleted ledgers on: of few ledgers any number is a large
+share."""
 LOGGED_LEDGERS_MAX = 5
 """The largest number of unexplained ledgers that a log message names."""
 _PART = 4096
@@ -204,7 +206,7 @@ class GracePeriod(NamedTuple):
     many ledgers were deleted."""
 
     grace_s: float
-    doubt_s: float  # when more than DELETED_SHARE_MAX of the ledgers were deleted
+    doubt_s: float  # when more than DOUBTFUL_DELETIONS_SHARE of the ledgers were deleted
 
 
 class GarbageProgress(NamedTuple):
@@ -287,7 +289,8 @@ class GarbageCollector:
         self._went_back = went_back
         self._compare_metadata = compare_metadata
         self._accepted: AcceptedMetadataState | None = None
-        self._doubtful = BitMap64()  # more than DELETED_SHARE_MAX of the ledgers: the last pass left them for `doubt_s`
+        # more than DOUBTFUL_DELETIONS_SHARE of the ledgers: the last pass left them for `doubt_s`
+        self._doubtful = BitMap64()
         self._unexplained = BitMap64()  # of what the last pass missed: not known to be deleted
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False

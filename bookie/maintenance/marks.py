@@ -198,7 +198,7 @@ async def is_own_node(store: MetadataStore, path: str, record: AuditorRecord | R
 
 async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
     """Deletes the node at `path` if this process owns it, that is, if it has the token of `record`. If the metadata
-    does not answer within DROP_S seconds, or with an error, the node stays until the session ends."""
+    does not answer within DELETE_NODE_TIMEOUT_S seconds, or with an error, the node stays until the session ends."""
     try:
         async with asyncio.timeout(DELETE_NODE_TIMEOUT_S):
             found = await get_readable_record(store, path, type(record))

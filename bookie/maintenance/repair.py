@@ -58,12 +58,11 @@ from .repair_worker import EntryCopier, RepairConfig, RepairWorker
 #     changed   reads those that changed since (a watch tells which); one that was closed is checked soon
 #     hurry     brings every mark's next try forward when a bookie has come
 #     recovering
-#               marks a ledger that is in recovery for RECOVERING_S: a broker that takes topics over ends hundreds
-#               itself, and a mark for each would only delay it
-#     damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once; one of a lost bookie
-#               and of a ledger that is gone, or closed without it, is removed: that bookie cannot take it back
-#     forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if that was asked
-#     for
+# marks a ledger that is in recovery for RECOVERING_MARKED_AFTER_S: a broker that takes topics over ends hundreds
+# itself, and a mark for each would only delay it damage    marks what scrubbers and readers reported
+# (DamagedEntriesRecord), each report once; one of a lost bookie and of a ledger that is gone, or closed without it, is
+# removed: that bookie cannot take it back forget    a departing bookie of which nothing is left, and which is stopped:
+# its cookie goes, if that was asked for
 #
 # and, beside that, `check`: asks the bookies of a closed ledger which entries they hold (HELD), one ledger after the
 # other, `checks_per_s` at most and every ledger once in `check_pass_s`; who lacks some is marked INCOMPLETE. A bookie
@@ -295,7 +294,8 @@ class Auditor:
             _LOG.warning("ledger %d %s", ledger, why)
 
     def _is_recovering(self, ledger: int, record: LedgerRecord | None) -> bool:
-        """Returns whether the ledger is in recovery, and this auditor has seen that for less than RECOVERING_S."""
+        """Returns whether the ledger is in recovery, and this auditor has seen that for less than
+        RECOVERING_MARKED_AFTER_S."""
         if record is None or record.state != IN_RECOVERY:
             self._recovering.pop(ledger, None)
             return False
@@ -503,7 +503,7 @@ class RepairSupervisor:
         return {name: value + now.get(name, 0) for name, value in self._past.items()}
 
     def statistics(self) -> dict[str, int]:
-        """Returns the numbers of `AutoRepair.statistics`. Those in COUNTERS are totals over all `AutoRepair` objects of
-        this process; those in GAUGES are 0 while none runs."""
+        """Returns the numbers of `AutoRepair.statistics`. Those in REPAIR_COUNTERS are totals over all `AutoRepair`
+        objects of this process; those in REPAIR_GAUGES are 0 while none runs."""
         now = {} if self._repair is None else self._repair.statistics()
         return {**self._counted(), **{name: now.get(name, 0) for name in REPAIR_GAUGES}}

@@ -13,10 +13,9 @@ and what follows:
                                               checksum says that the bytes are the ones that were there
 
 It changes nothing else. Its position is in the note `scrub` of the data directory (format/mark.py, magic "MGN-SCRB"),
-written at most once in SAVE_S; after a restart it continues there. Its rate is that of one pass in `scrub_pass_s`, at
-least RATE_MIN. The next pass begins when that time is over. Deleted ledgers are left out.
-Guarded by tests/bookie/maintenance/test_scrub.py.
-"""
+written at most once in PROGRESS_SAVE_INTERVAL_S; after a restart it continues there. Its rate is that of one pass in
+`scrub_pass_s`, at least SCRUB_BYTES_PER_S_MIN. The next pass begins when that time is over. Deleted ledgers are left
+out. Guarded by tests/bookie/maintenance/test_scrub.py. """
 
 from __future__ import annotations
 
@@ -104,8 +103,8 @@ class Scrubber:
 
     async def run(self) -> None:
         """Makes one scrub pass after the other, each within `pass_s` seconds, until the task is cancelled. Returns at
-        once if `pass_s` is 0. The first pass begins BEGIN_S seconds after the call. After an error of the disk, which
-        is logged, continues SAVE_S seconds later."""
+        once if `pass_s` is 0. The first pass begins FIRST_PASS_DELAY_S seconds after the call. After an error of the
+        disk, which is logged, continues PROGRESS_SAVE_INTERVAL_S seconds later."""
         if self._pass_s <= 0:
             return
         await asyncio.sleep(FIRST_PASS_DELAY_S)
@@ -293,9 +292,9 @@ class QuarantineReports:
     when all of the ledger's entries are repaired.
 
     Readers add entries to this record when this bookie sent them damaged bytes (ledger/bookies.py). The first call of
-    `store_quarantine_reports`, and then one call in LOOK_S seconds, reads these entries here. A damaged entry is
-    quarantined and `adopted` is called, which starts its repair. An entry that is good, or of a ledger that is unknown
-    here, is removed from the record."""
+    `store_quarantine_reports`, and then one call in DAMAGE_REPORT_READ_INTERVAL_S seconds, reads these entries here. A
+    damaged entry is quarantined and `adopted` is called, which starts its repair. An entry that is good, or of a ledger
+    that is unknown here, is removed from the record."""
 
     def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
         self._store = store
@@ -368,8 +367,8 @@ class QuarantineReports:
 # log with the bad record, so that no scrubber finds it again.) `on_entries_quarantined` reports the entries to the
 # metadata at once and wakes `run`. `run` restores each ledger that has quarantined entries
 # (bookie/maintenance/restore.py; it leaves an open ledger to its writer), and makes a checkpoint, which ends the
-# quarantine and with it the report. What could not be repaired is tried again after PAUSE_S, then after twice as long
-# each time, up to PAUSE_MAX_S, because each try reads the ledger. Guarded by
+# quarantine and with it the report. What could not be repaired is tried again after REPAIR_PAUSE_S, then after twice as
+# long each time, up to REPAIR_PAUSE_S_MAX, because each try reads the ledger. Guarded by
 # tests/bookie/maintenance/test_entry_repairer.py.
 
 
@@ -399,8 +398,8 @@ class EntryRepairer:
         self._asked.set()
 
     async def run(self) -> None:
-        """Repairs quarantined entries until the task is cancelled. While some are left, tries again after PAUSE_S
-        seconds, then after twice as long each time, up to PAUSE_MAX_S. Only logs errors."""
+        """Repairs quarantined entries until the task is cancelled. While some are left, tries again after
+        REPAIR_PAUSE_S seconds, then after twice as long each time, up to REPAIR_PAUSE_S_MAX. Only logs errors."""
         pause_s = REPAIR_PAUSE_S
         while True:
             try:

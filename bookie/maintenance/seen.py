@@ -2,7 +2,7 @@
 store.
 
     seen = note `metadata` of the data directory (format/mark.py, magic "MGN-SEEN"), written when it has changed, at
-           most every SAVE_S for the revision alone
+           most every REVISION_SAVE_INTERVAL_S for the revision alone
 
 | remembered | from |
 |---|---|

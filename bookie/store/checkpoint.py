@@ -68,7 +68,7 @@ class CheckpointJournalPort(NamedTuple):
 class Checkpoint:
     """Makes the checkpoints of a store, which move entries from the memtable to an entry log. Also commits the results
     of compactions. Does one of these at a time. `mark` is the durable checkpoint mark. The methods that are steps are
-    called in the order of STEPS only; a step that writes raises NoSpace if the disk is full."""
+    called in the order of CHECKPOINT_STEPS only; a step that writes raises NoSpace if the disk is full."""
 
     def __init__(
         self,

@@ -55,8 +55,8 @@ JOURNAL_WORKERS = 2
 """The number of direct blocks that are written to the disk at the same time."""
 
 BLOCKS_IN_FLIGHT_MAX = 3
-"""The largest number of blocks that are given to workers and not yet answered. It is one more than WORKERS, so that a
-worker has its next block when it has written one."""
+"""The largest number of blocks that are given to workers and not yet answered. It is one more than JOURNAL_WORKERS, so
+that a worker has its next block when it has written one."""
 
 
 # ---------------------------------------------------------------------------------------- facts
@@ -109,7 +109,7 @@ class WriteBlock(NamedTuple, Generic[G]):
     records: int
     synced_upto: int
     zeros: tuple[int, ...]
-    lane: int  # below WORKERS; blocks of one lane are written one after the other
+    lane: int  # below JOURNAL_WORKERS; blocks of one lane are written one after the other
 
     @property
     def end_offset(self) -> int:

@@ -69,9 +69,9 @@ class DiskReserve:
         self.held = False
 
     def size_bytes(self) -> int:
-        """Returns the size in bytes that the reserve file should have now: the share STORED_SHARE of the stored bytes,
-        within the configured bounds, and at most the share SHARE_MAX of the disk; 0: no reserve is wanted. Raises
-        OSError if the directory cannot be listed."""
+        """Returns the size in bytes that the reserve file should have now: the share RESERVE_STORED_SHARE of the stored
+        bytes, within the configured bounds, and at most the share RESERVE_DISK_SHARE_MAX of the disk; 0: no reserve is
+        wanted. Raises OSError if the directory cannot be listed."""
         if not self._bytes_min:
             return 0
         total, _ = self._files.disk_usage(self._directory)

@@ -70,7 +70,7 @@ LOCK_FILE = "lock"
 
 class DirectoryVerdict(enum.Enum):
     """The verdict on a bookie's data directory when the bookie starts. The bookie does not start if the verdict is one
-    of REFUSALS."""
+    of REFUSAL_TEXTS."""
 
     NEW = "a new bookie"
     FINISH = "a first start that was cut short"

@@ -246,7 +246,7 @@ _NONE: dict[int, EntryPieces] = {}
 
 def clear_in_steps(values: dict[int, Any]) -> Iterator[None]:
     """Empties the dictionary `values` and the dictionaries in it. Each step of the iterator removes one to two times
-    RELEASE_SLICE values.
+    ENTRIES_RELEASED_PER_SLICE values.
 
     Removing 50,000 entries of 1 KiB at once would keep the interpreter for 10 ms, in any thread, while the event loop
     waits."""

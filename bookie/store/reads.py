@@ -358,8 +358,8 @@ class ReadAhead:
         return stream
 
     def read_ahead(self, ledger: int, entry: int, stream: ReadAheadStream | None) -> None:
-        """Starts to read more chunks of `stream` (None: of a new stream), up to CHUNKS_MAX, and keeps the stream for
-        the client's next read, which is expected to begin at `entry`."""
+        """Starts to read more chunks of `stream` (None: of a new stream), up to CHUNKS_AHEAD_MAX, and keeps the stream
+        for the client's next read, which is expected to begin at `entry`."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_AHEAD_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = ReadAheadStream(entry)

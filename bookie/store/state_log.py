@@ -193,7 +193,7 @@ class StateLog:
 #
 #     note = format/mark.py with magic "MGN-LIMB", body {"reasons": [text, …], "settled": bool}
 #
-# A damaged note is a reason. Reasons are kept up to REASONS_MAX. Guarded by tests/bookie/test_boot.py
+# A damaged note is a reason. Reasons are kept up to LIMBO_REASONS_MAX. Guarded by tests/bookie/test_boot.py
 # `test_what_was_found_survives_a_crash_at_any_operation_of_the_start`.
 
 
@@ -257,8 +257,8 @@ class DataLossLog:
         self.open = not known.settled
 
     def add_data_loss(self, reason: str) -> None:
-        """Records a data loss in memory, and logs it. `write` makes it durable. Beyond REASONS_MAX reasons, and for a
-        known one, only sets `open`."""
+        """Records a data loss in memory, and logs it. `write` makes it durable. Beyond LIMBO_REASONS_MAX reasons, and
+        for a known one, only sets `open`."""
         _LOG.error("data was lost: %s", reason)
         self.open = True
         if reason not in self.reasons and len(self.reasons) < LIMBO_REASONS_MAX:

@@ -202,7 +202,7 @@ async def load_store(
 # One is due when the memtable's active half is full, when `journal_bytes` were written to the journal since the last
 # one began, or after `interval_s` with something to write. On a full disk it logs an error and tries again at each
 # interval; meanwhile memtable and journal fill up, and adds are BUSY. Without a free descriptor it tries again after
-# RETRY_S.
+# CHECKPOINT_RETRY_S.
 #
 #     start() ; schedule_if_due()* after each sync ; checkpoint() at will ; stop() ; flush() for the last one
 #

@@ -255,8 +255,8 @@ GrantsByRole = dict[str, tuple[str, ...]]
 def set_role_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
     """Returns a copy of the record in which `role` has the actions `actions` in place of those granted to it before.
     `topic`: the full name of a topic without partition; "": the grant is for the namespace. Raises InvalidRequest if an
-    action is unknown, none is given, or the record would have more than GRANTS_MAX grants; InvalidName if the role is
-    invalid."""
+    action is unknown, none is given, or the record would have more than GRANTS_PER_RECORD_MAX grants; InvalidName if
+    the role is invalid."""
     unknown = sorted({each for each in actions if each not in GRANT_ACTIONS})
     if unknown or not actions:
         raise InvalidRequest(f"actions are {', '.join(GRANT_ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
@@ -277,7 +277,7 @@ def remove_role_grant(record: GrantsRecord, topic: str, role: str) -> GrantsReco
 
 def set_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
     """Returns a copy of the record in which only the given roles may use the subscription. Raises InvalidRequest if no
-    role is given, or the record would have more than GRANTS_MAX grants; InvalidName if a name is invalid."""
+    role is given, or the record would have more than GRANTS_PER_RECORD_MAX grants; InvalidName if a name is invalid."""
     if not roles:
         raise InvalidRequest("a subscription's list names at least one role; without a list it takes every consumer")
     named = tuple(dict.fromkeys(check_role(each) for each in roles))
@@ -304,7 +304,7 @@ def _without(granted: GrantsByRole, role: str) -> GrantsByRole:
 
 
 def _bounded(record: GrantsRecord) -> GrantsRecord:
-    """Returns the record. Raises InvalidRequest if it has more than GRANTS_MAX grants."""
+    """Returns the record. Raises InvalidRequest if it has more than GRANTS_PER_RECORD_MAX grants."""
     count = len(record.roles) + sum(map(len, record.topics.values())) + sum(map(len, record.subscriptions.values()))
     if count > GRANTS_PER_RECORD_MAX:
         raise InvalidRequest(
@@ -324,10 +324,9 @@ def _bounded(record: GrantsRecord) -> GrantsRecord:
 #
 # A change by any broker is known here after the watch's delay (milliseconds); then `changed(tenant, namespace)` is
 # called (the namespace is empty where the tenant's administrators changed), and what is open is decided again
-# (broker/access/authorizer.py). While a watch is broken the last known grants decide, for at most STALE_S; after that
-# `get_grants_and_administrators` is Unavailable, so that a revocation that cannot be read is not ignored for ever.
-# Guarding tests:
-# tests/broker/access/test_grants.py.
+# (broker/access/authorizer.py). While a watch is broken the last known grants decide, for at most STALE_GRANTS_S_MAX;
+# after that `get_grants_and_administrators` is Unavailable, so that a revocation that cannot be read is not ignored for
+# ever. Guarding tests: tests/broker/access/test_grants.py.
 
 
 STALE_GRANTS_S_MAX = 30.0
@@ -371,8 +370,8 @@ class AccessGrants:
     async def get_grants_and_administrators(self, name: NamespaceName) -> GrantsAndAdministrators:
         """Returns the grants of a namespace and the administrators of its tenant. A namespace or tenant that does not
         exist counts as one without grants or administrators. Raises Unavailable if the watches have failed for more
-        than STALE_S seconds, and the error of the metadata if what is not cached cannot be read (DamagedRecord for a
-        damaged record)."""
+        than STALE_GRANTS_S_MAX seconds, and the error of the metadata if what is not cached cannot be read
+        (DamagedRecord for a damaged record)."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_GRANTS_S_MAX:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
@@ -416,7 +415,7 @@ class AccessGrants:
         """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
         the same name does not inherit the grants. Raises BadVersion if a check in `still` fails, because the name
         belongs to another topic by now; Unavailable if the grants of the namespace were changed during each of
-        ATTEMPTS_MAX attempts."""
+        GRANT_CHANGE_ATTEMPTS_MAX attempts."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(GRANT_CHANGE_ATTEMPTS_MAX):

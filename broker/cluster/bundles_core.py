@@ -14,9 +14,9 @@ Two candidates are drawn at random, and the better one is chosen: the less busy 
 BUSY_DIFFERENCE_MIN or more, else the one with fewer bundles. So brokers that choose at the same time, by the same old
 reports, do not all choose the same broker. A draining broker is no candidate. A broker reports its load in its
 registration (`BrokerRecord.busy_percent`, `bundles`), some seconds late. So bundles that were assigned to it after its
-last report count, too, for at most ASSIGNED_S: as one bundle each, with the average load of a bundle of the group. A
-broker of an older Magnetar reports no load: it counts as idle, apart from the bundles that were assigned to it.
-Guard: tests/broker/cluster/test_placement.py.
+last report count, too, for at most ASSIGNED_BUNDLE_COUNTS_S: as one bundle each, with the average load of a bundle of
+the group. A broker of an older Magnetar reports no load: it counts as idle, apart from the bundles that were assigned
+to it. Guard: tests/broker/cluster/test_placement.py.
 
 Balance (`plan_balance`): which bundles move when an operator asks for it, by the loads that their owners measured now.
 
@@ -149,7 +149,7 @@ class PlannedMove(NamedTuple):
 
 def plan_balance(brokers: Sequence[str], bundles: Mapping[str, Sequence[BundleLoad]]) -> list[PlannedMove]:
     """Returns the moves after which the loads of the `brokers` are nearly equal, the most useful one first; at most
-    MOVES_MAX, [] if no move is useful. `bundles`: what each of the brokers owns, by its name."""
+    MOVES_PER_PLAN_MAX, [] if no move is useful. `bundles`: what each of the brokers owns, by its name."""
     loads = {name: sum(each.load for each in bundles.get(name, ())) for name in brokers}
     left = {name: sorted(bundles.get(name, ())) for name in brokers}
     least = BALANCED_LOAD_SHARE * sum(loads.values()) / max(1, len(loads))

@@ -177,8 +177,8 @@ class SchemaRegistry:
         """Registers a schema for the topic, and returns its version; if an equal schema is registered already, returns
         the version of that. `user`: the role that is stored with it; `by_hand`: an operator registers the schema, which
         is allowed even where producers may not register schemas. Raises IncompatibleSchema if the policies forbid it;
-        InvalidSchema if it is not valid; NotAllowed if the topic has VERSIONS_MAX versions, or there are too many bytes
-        to compare; OutcomeUnknown if it may be registered after ATTEMPTS_MAX attempts."""
+        InvalidSchema if it is not valid; NotAllowed if the topic has SCHEMA_VERSIONS_MAX versions, or there are too
+        many bytes to compare; OutcomeUnknown if it may be registered after REGISTER_ATTEMPTS_MAX attempts."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(REGISTER_ATTEMPTS_MAX):
@@ -226,7 +226,7 @@ class SchemaRegistry:
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Marks all versions of the topic's schema as deleted. If `force` is True, also deletes their definitions.
         Returns the number of the newest version; None if the topic had no schema. Raises OutcomeUnknown if others
-        change the schemas during each of ATTEMPTS_MAX attempts."""
+        change the schemas during each of REGISTER_ATTEMPTS_MAX attempts."""
         for _ in range(REGISTER_ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -251,8 +251,8 @@ class SchemaRegistry:
         """Calls `commit`, which deletes a topic, with the operations that delete the topic's schemas in the same
         commit. If the schemas stayed, a later topic of this name could give one of their version numbers to another
         schema. The schemas of a non-persistent topic are not deleted, because such a topic ends whenever it is unused.
-        Raises BadVersion if the topic itself has changed, Busy if its schemas change during each of ATTEMPTS_MAX
-        attempts."""
+        Raises BadVersion if the topic itself has changed, Busy if its schemas change during each of
+        REGISTER_ATTEMPTS_MAX attempts."""
         for _ in range(REGISTER_ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())

@@ -3,10 +3,8 @@
 An entry is added when it is confirmed. When the cache exceeds its bound, the entries that were added first are evicted.
 Consumers that follow the tail of a topic get their entries from this cache. Entries that other consumers read from
 bookies while they catch up are added to a second cache of the same kind (`recent`): so they do not evict the tail, and
-several such consumers read an entry from bookies once. An entry counts with its bytes and ENTRY_BYTES for its Python
-objects: entries of 100 bytes count with six times their size.
-Guarding test: tests/broker/log/test_cache.py.
-"""
+several such consumers read an entry from bookies once. An entry counts with its bytes and ENTRY_OVERHEAD_BYTES for its
+Python objects: entries of 100 bytes count with six times their size. Guarding test: tests/broker/log/test_cache.py. """
 
 from __future__ import annotations
 

@@ -353,7 +353,7 @@ class LogShape:
 #   does, the caller raises `DataLost` with the range: `EntrySearchResult.lost` are the lost entries directly before the
 #   one that was found, and one of them may be the right answer.
 # - Unavailable is not lost: it ends the search, and the caller may ask again.
-# Bounds: LOST_ENTRIES_TRIED_MAX lost entries in a row are tried; each costs a question to every replica.
+# Bounds: LOST_ENTRY_READS_MAX lost entries in a row are tried; each costs a question to every replica.
 # Guarding test: tests/broker/log/test_lookup.py.
 
 
@@ -382,7 +382,7 @@ async def find_first_entry_by_bisection(
     True. Searches by bisection: `reached` must return True for all later entries, too.
 
     `entry_of`: reads the entry with an id; `passed_over`: returns the range of skipped lost entries that contains an
-    entry id, or None. Raises DataLost if more than LOST_ENTRIES_TRIED_MAX entries in a row are lost.
+    entry id, or None. Raises DataLost if more than LOST_ENTRY_READS_MAX entries in a row are lost.
     """
     lost: set[int] = set()
 

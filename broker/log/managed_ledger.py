@@ -248,7 +248,7 @@ class ManagedLedger:
 
     @property
     def has_room(self) -> bool:
-        """Returns True if another ledger may be added to the list: it has fewer than LEDGERS_MAX."""
+        """Returns True if another ledger may be added to the list: it has fewer than LEDGERS_PER_TOPIC_MAX."""
         return len(self.listed.record.ledgers) < LEDGERS_PER_TOPIC_MAX
 
     # ------------------------------------------------------------------ taking over
@@ -719,8 +719,8 @@ def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
 
 
 def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
-    """Returns the lost ranges that are stored, at most LOST_MAX: leaves out ranges of removed ledgers if necessary.
-    Raises InvalidRequest if there are too many ranges in ledgers that still exist."""
+    """Returns the lost ranges that are stored, at most LOST_RANGES_MAX: leaves out ranges of removed ledgers if
+    necessary. Raises InvalidRequest if there are too many ranges in ledgers that still exist."""
     listed, least = {each.ledger_id for each in rows}, max((each.end_index for each in lost), default=0)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
     drop = set(gone[: max(0, len(lost) - LOST_RANGES_MAX)])

@@ -214,7 +214,7 @@ class _OwnershipSession:
         self.tasks = Tasks()
 
     async def answers(self) -> bool:
-        """Returns True if the metadata answers a read within PATIENCE_S."""
+        """Returns True if the metadata answers a read within METADATA_WAIT_S."""
         try:
             async with asyncio.timeout(METADATA_WAIT_S):
                 await self.metadata.revision()
@@ -439,11 +439,12 @@ class TopicManager:
 
     # ------------------------------------------------------------------ drain
     async def drain_broker(self, *, ordered: bool = False) -> int:
-        """Registers this broker as draining, and moves its bundles to the other brokers of its group, MOVED_AT_ONCE at
-        a time; waits until all moves have ended. Returns the number of bundles and coordinators that this broker still
-        owns. If the group has no other broker, this broker keeps all of its bundles. May be called again. `ordered`:
-        the drain was ordered by an operator, and stops within ORDER_LOOK_S seconds after the order was removed. Raises
-        Unavailable without a metadata session; only logs errors of single moves."""
+        """Registers this broker as draining, and moves its bundles to the other brokers of its group,
+        BUNDLES_MOVED_AT_ONCE at a time; waits until all moves have ended. Returns the number of bundles and
+        coordinators that this broker still owns. If the group has no other broker, this broker keeps all of its
+        bundles. May be called again. `ordered`: the drain was ordered by an operator, and stops within
+        ORDER_CHECK_INTERVAL_S seconds after the order was removed. Raises Unavailable without a metadata session; only
+        logs errors of single moves."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)

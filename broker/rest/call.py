@@ -293,8 +293,8 @@ class RestRequest:
 #     async def tenants(call: RestRequest) -> object: …
 #
 # A handler returns a value for JSON (200), None (204), or a Response. `{topic}` and other names in braces are one
-# segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC matches persistent and
-# non-persistent topics. The OpenAPI document and the table of docs/rest.md are generated from these rows.
+# segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC_PATH matches persistent
+# and non-persistent topics. The OpenAPI document and the table of docs/rest.md are generated from these rows.
 
 
 RestHandler = Callable[["RestRequest"], Awaitable[object]]
@@ -325,8 +325,8 @@ REST_ROUTES: list[RestRoute] = []
 def register_route(
     method: str, path: str, summary: str, *, body: str = "", answer: str = "", busy: int = 409, is_open: bool = False
 ) -> Callable[[H], H]:
-    """Returns a decorator that adds its function to ROUTES, as the handler of one method and path of the REST API. For
-    the other parameters see `RestRoute`."""
+    """Returns a decorator that adds its function to REST_ROUTES, as the handler of one method and path of the REST API.
+    For the other parameters see `RestRoute`."""
 
     def register(handler: H) -> H:
         REST_ROUTES.append(RestRoute(method, path, summary, handler, body, answer, busy, is_open))

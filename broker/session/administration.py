@@ -375,8 +375,8 @@ class Administration:
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the sorted full names of the stored topics of a namespace, and of the non-persistent topics that
         brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics. Leaves out the
-        non-persistent topics of brokers that do not answer within LIST_TIMEOUT_S seconds. Raises TenantNotFound or
-        NamespaceNotFound if the namespace does not exist."""
+        non-persistent topics of brokers that do not answer within BROKER_LIST_TIMEOUT_S seconds. Raises TenantNotFound
+        or NamespaceNotFound if the namespace does not exist."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 

@@ -187,8 +187,8 @@ class DeliveryProbeResult(msgspec.Struct, frozen=True):
 
 
 def check_commit_note(note: bytes, *, durable: bool) -> None:
-    """Raises InvalidRequest if the note of a commit is longer than NOTE_BYTES_MAX bytes. Raises NotAllowed if a note
-    cannot be stored, because the subscription is not durable or the upgrade of the cluster is not finished."""
+    """Raises InvalidRequest if the note of a commit is longer than COMMIT_NOTE_BYTES_MAX bytes. Raises NotAllowed if a
+    note cannot be stored, because the subscription is not durable or the upgrade of the cluster is not finished."""
     if len(note) > COMMIT_NOTE_BYTES_MAX:
         raise AckRefusal.LONG_NOTE.error(f"a note of {len(note)} bytes is longer than {COMMIT_NOTE_BYTES_MAX}")
     if note and not durable:

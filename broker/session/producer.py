@@ -52,13 +52,13 @@ METADATA_BYTES_LIMIT = (10 << 10) - 512
 told, and take frames of 10 KiB more."""
 
 CREDIT_RETURN_DIVISOR = 4
-"""Credit is returned when this fraction (1 / CREDIT_SHARE) of the grant is owed: one frame for thousands of small
-entries."""
+"""Credit is returned when this fraction (1 / CREDIT_RETURN_DIVISOR) of the grant is owed: one frame for thousands of
+small entries."""
 
 
 def compute_metadata_bytes_max(config: BrokerConfig) -> int:
     """Returns how many bytes an entry may have in addition to a payload of `max_message_bytes`: as many as a ledger
-    entry has room for, but at most METADATA_BYTES."""
+    entry has room for, but at most METADATA_BYTES_LIMIT."""
     return max(0, min(METADATA_BYTES_LIMIT, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 

@@ -247,8 +247,8 @@ def _progress_path(topic: TopicName, name: str) -> str:
 async def _read_progress(
     broker: TopicManager, topic: TopicName, schedule: Schedule
 ) -> tuple[ScheduleProgressRecord, int, bool]:
-    """Returns how far the schedule has come, the version of the record at its path (ABSENT: there is none), and whether
-    that is not its own record: none was stored yet, or it was deleted with the schedule."""
+    """Returns how far the schedule has come, the version of the record at its path (NODE_ABSENT: there is none), and
+    whether that is not its own record: none was stored yet, or it was deleted with the schedule."""
     found = await get_record(broker.metadata, _progress_path(topic, schedule.name), ScheduleProgressRecord)
     if found is not None and found[0].id == schedule.id:
         return *found, False
@@ -417,8 +417,8 @@ class ScheduleRunner:
 
     # ------------------------------------------------------------------ looking
     async def run(self) -> None:
-        """Calls `check_due_schedules` each TICK_S seconds, until it is cancelled. Then cancels the fires in
-        progress."""
+        """Calls `check_due_schedules` each SCHEDULE_CHECK_INTERVAL_S seconds, until it is cancelled. Then cancels the
+        fires in progress."""
         try:
             while True:
                 self.check_due_schedules()
@@ -428,8 +428,8 @@ class ScheduleRunner:
             self._tasks = Tasks()
 
     def check_due_schedules(self) -> None:
-        """Starts a task for each schedule that may be due at this broker, unless AT_ONCE of these tasks run already.
-        Does nothing while the broker has no metadata session."""
+        """Starts a task for each schedule that may be due at this broker, unless FIRES_AT_ONCE of these tasks run
+        already. Does nothing while the broker has no metadata session."""
         if not self._broker.has_session:
             return
         now_s, now_ms = self._broker.world.clock.monotonic(), self._broker.world.clock.wall_ms()
@@ -453,7 +453,7 @@ class ScheduleRunner:
             known.look_s, known.mine = self._in(SCHEDULE_RETRY_S), False
         except MagnetarError as error:
             known.look_s, known.mine = self._in(SCHEDULE_RETRY_S), False
-            if known.problem != error.message:  # it is tried again each RETRY_S
+            if known.problem != error.message:  # it is tried again each SCHEDULE_RETRY_S
                 _LOG.warning("%s: schedule %r does not fire: %s", known.topic, known.schedule.name, error)
             known.problem = error.message
             with suppress(MagnetarError):

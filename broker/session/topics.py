@@ -116,7 +116,7 @@ class TopicQueries:
 
         `aborted_in`: a range of indexes (first, end). The result says how many messages in this range belong to aborted
         transactions, so that a reader can distinguish these from lost ones. `incarnation`: the one that the caller
-        means; 0: any. Raises InvalidRequest if there are more than TIMES_MAX times; NotAllowed if the topic has
+        means; 0: any. Raises InvalidRequest if there are more than ASKED_TIMES_MAX times; NotAllowed if the topic has
         partitions; TopicNotFound if it does not exist, or has another incarnation; Unavailable or NotOwner if this
         broker may not answer for the topic now; and the errors of reading the log and of
         `SubscriptionRegistry.subscribe`.

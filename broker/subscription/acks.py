@@ -267,9 +267,9 @@ class SubscriptionAcks:
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
     def split_cumulative_ack_into_steps(self, member: Member, mark: Position) -> Iterator[Position]:
-        """Yields positions before `mark`, at distances of MARK_ENTRIES outstanding entries. The caller must acknowledge
-        cumulatively up to each of them before it takes the next, so that a large cumulative acknowledgement is applied
-        in steps. Yields nothing if the outstanding entries are few or not in log order."""
+        """Yields positions before `mark`, at distances of MARKED_ENTRIES_PER_SLICE outstanding entries. The caller must
+        acknowledge cumulatively up to each of them before it takes the next, so that a large cumulative acknowledgement
+        is applied in steps. Yields nothing if the outstanding entries are few or not in log order."""
         while len(member.outstanding) > MARKED_ENTRIES_PER_SLICE and not member.reordered:
             step = next(islice(member.outstanding, MARKED_ENTRIES_PER_SLICE, None))
             if step >= mark:

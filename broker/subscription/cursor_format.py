@@ -1,7 +1,7 @@
 """The stored state of a cursor, as entries of its cursor ledger.
 
 A state is a *marker* and the chunks that it names (broker/subscription/core/positions.py). Each of them is one entry,
-or several consecutive ones when it is larger than CHUNK_BYTES:
+or several consecutive ones when it is larger than CHUNK_BYTES_MAX:
 
     entry = magic "MC" | version u8 | kind u8 | sequence u64 | ledger i64 | block u32 | piece u32 | pieces u32
           | crc32c u32 | body                              the checksum covers the 32 bytes before it and the body

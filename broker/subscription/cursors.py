@@ -69,8 +69,8 @@ def cursor_path(topic: TopicName, subscription: str) -> str:
 
 def make_subscription_claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
     """Returns the changes of the metadata by which this broker claims the subscriptions that the topic's record names,
-    at most CLAIMS_MAX of them. The caller commits them together with the claim of the topic, so that opening a topic
-    takes one commit instead of two. `DurableCursor.open` claims the other subscriptions."""
+    at most CURSOR_CLAIMS_MAX of them. The caller commits them together with the claim of the topic, so that opening a
+    topic takes one commit instead of two. `DurableCursor.open` claims the other subscriptions."""
     changes: list[NodeUpdate] = []
     for name in (record.subscriptions or ())[:CURSOR_CLAIMS_MAX]:
         path = cursor_path(topic, name)

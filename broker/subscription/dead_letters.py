@@ -8,7 +8,7 @@ entries that were outstanding at a lost consumer count, also those that only wai
 policy on, that queue should be small.
 
 Order, for one entry: counted and held → stored with the cursor → then either delivered again when its wait is over, or
-    STEPS   read → published to the dead-letter topic → its receipt → acknowledged → stored
+    DEAD_LETTER_STEPS   read → published to the dead-letter topic → its receipt → acknowledged → stored
 The copy and the acknowledgement are no transaction. A crash before the acknowledgement is stored doubles a letter and
 loses none; with deduplication the second copy is dropped (broker/subscription/core/redelivery_backoff.py). A restart
 continues with the entries that are held back (`BackoffQueue.restore_backoffs`). Writing to a dead-letter topic is
@@ -16,8 +16,8 @@ retried, with pauses up to a minute; the messages stay in the topic and keep the
 
 **A message in chunks** is moved as a whole: when one of its entries was given back too often, all of them are moved,
 also those that are counted less or are outstanding (`find_whole_message`). They are published in order, some
-GROUP_BYTES at a time, and acknowledged after the last. A crash between them leaves a copy that is not complete. The
-next try repeats it under the same uuid, so that a consumer puts both together to one message. While the rest of a
+LETTER_GROUP_BYTES at a time, and acknowledged after the last. A crash between them leaves a copy that is not complete.
+The next try repeats it under the same uuid, so that a consumer puts both together to one message. While the rest of a
 message may still be on its way to the log, the move is tried again. Entries of a message that will never be complete
 are moved one by one.
 
@@ -74,13 +74,13 @@ from .cursors import DurableCursor
 # Between the first and the last chunk of a message its producer publishes nothing else (client/core/chunking.py), and
 # other producers anything. So the log is read backwards from the entry to its producer's entry before the message, and
 # forwards until the message is whole. The cursor's mark ends the way back: what is before it is acknowledged. After
-# chunk 0 the way back goes on for REPEATED_ENTRIES, because a producer repeats what has no receipt.
+# chunk 0 the way back goes on for REPEATED_ENTRIES_MAX, because a producer repeats what has no receipt.
 #
 # | what is found | answer |
 # |---|---|
 # | the chunks from 0 to the last | the run of them |
 # | no beginning, a gap, a damaged chunk, a later entry of the producer before its end | None: it is never whole |
-# | the end of the log before the last chunk, which may be on its way | Unavailable; None after INCOMPLETE_MS |
+# | the end of the log before the last chunk, which may be on its way | Unavailable; None after INCOMPLETE_GIVEN_UP_MS |
 #
 # Nothing is kept of what is read but the places. It costs the entries between the ends; dead letters are rare. Guarding
 # tests: tests/broker/subscription/test_letters_of_chunks.py, tests/broker/subscription/core/test_chunk_runs.py.
@@ -112,7 +112,7 @@ async def find_whole_message(
     """Returns all chunks of the large message to which the chunk `entry` belongs; None if the message will never be
     complete. Does not search the entries up to and including `mark`. `now_ms`: ms since the epoch. `budget`: counts the
     entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive
-    (the last one came less than INCOMPLETE_MS ago), and the errors of reading the log."""
+    (the last one came less than INCOMPLETE_GIVEN_UP_MS ago), and the errors of reading the log."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -330,7 +330,7 @@ class HeldBackEntries:
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def record_failure_reasons(self, failures: Mapping[Position, Failure]) -> None:
-        """Stores in memory why consumers gave entries back, by position. Keeps the last FAILURES_MAX of them, for
+        """Stores in memory why consumers gave entries back, by position. Keeps the last KEPT_FAILURES_MAX of them, for
         entries that are not acknowledged. A new owner of the topic does not have them."""
         kept = {position: each for position, each in self.failures.items() if position not in failures}
         kept |= {position: each.cut_long_texts() for position, each in failures.items()}

@@ -62,7 +62,7 @@ _LOG = logging.getLogger("magnetar.broker.subscription")
 ENTRY_ID_MAX = 1 << 62
 FILTER_COST_CHARACTERS = 64
 """Characters of a filter that cost as much as unfolding: a filter of so many times as many judges batches in the event
-loop up to that part of LONG_BYTES. Each of its searches may look at all the text of a batch."""
+loop up to that part of THREAD_UNFOLD_BYTES. Each of its searches may look at all the text of a batch."""
 
 
 class SubscriptionFilter:
@@ -319,9 +319,9 @@ class SubscriptionFilter:
 #   `hidden`). All chunks of a message have its properties and its key, so an index excludes all of them or none.
 # - The index is that of the topic's log. Subscriptions that read the compacted form get tombstones, and use no index.
 # - One look-up at a time, of one ledger: it reads the directory and a page for each text of the filter. It ends after
-#   LOOK_UP_S, or with an error: then the ledger is read.
-# - What was found holds for ever, because a sealed ledger does not change. That of the last LEDGERS_KEPT ledgers is
-#   kept.
+#   INDEX_LOOK_UP_TIMEOUT_S, or with an error: then the ledger is read.
+# - What was found holds for ever, because a sealed ledger does not change. That of the last CACHED_LEDGERS_MAX ledgers
+# is kept.
 #
 # Guarding tests: tests/broker/subscription/test_unread.py.
 

@@ -526,7 +526,7 @@ class Subscription:
     def on_batch_part_acked(self, consumer: Consumer) -> None:
         """Called when a consumer acknowledges a part of a batch for the first time. From now on the acknowledged
         messages of a batch are hidden from it, and from later consumers of the same client (its name and version); at
-        most INDEX_CLIENTS_MAX clients are remembered."""
+        most INDEX_READING_CLIENTS_MAX clients are remembered."""
         consumer.member.acks_by_index = True
         if len(self.index_clients) < INDEX_READING_CLIENTS_MAX:
             self.index_clients |= {consumer.client}

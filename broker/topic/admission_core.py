@@ -19,7 +19,7 @@ An address is a host, without its port: all clients of one gateway have the same
 name (without a name: its instance) has a token bucket of `subscribe_rate` tokens, which fills in one period. So a
 consumer that connects again and again is slowed down to this rate. Pulsar refuses such a consumer for good
 (NotAllowed); here the client may retry after BackPressure, and its back-off slows it down. Full buckets are removed; at
-most BUCKETS_MAX are kept. Guarding tests: tests/broker/topic/test_admission.py.
+most TOKEN_BUCKETS_MAX are kept. Guarding tests: tests/broker/topic/test_admission.py.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def must_roll_ledger(
 
     `holders`: which part of the log each holder no longer needs; `quiet_s`: for how many seconds nothing was written to
     the last ledger; `age_s`: its age in seconds; `now_ms`: the wall clock. `unread`: the retention for a topic without
-    durable subscriptions, NOTHING if it has one.
+    durable subscriptions, NO_RETENTION if it has one.
     """
     if shape.last_position.entry_id < 0 or shape.tail_span.last_entry < 0:
         return False

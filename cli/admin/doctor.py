@@ -2,7 +2,8 @@
 
     facts = gather_facts(session, backup)      plain records: brokers, bookies, quorums, subscriptions, settings
     findings, states = run_checks(facts)       the checks in CHECKS, which decide only from the facts
-    findings, states = check_directory(dir)    the checks in OFFLINE, of a data directory; its server need not run
+    findings, states = check_directory(dir)    the checks in OFFLINE_CHECKS, of a data directory; its server need not
+    run
 
 A check has a code, which alarms of `magnetar status` share, and is described in docs/operations.md. A finding is an
 Alarm: a sentence, the command that shows more or helps, and whether an operator must act; if one must, the exit code is

@@ -94,8 +94,8 @@ def make_topic_record(session: CommandSession, topic: str, found: list[values.To
 
 
 def make_topic_row(topic: str, found: list[values.BriefTopicStats]) -> dict[str, Any]:
-    """Returns those fields of a topic's record (`make_topic_record`) that COLUMNS names, made from the brief statistics
-    of its partitions."""
+    """Returns those fields of a topic's record (`make_topic_record`) that TOPIC_STATS_COLUMNS names, made from the
+    brief statistics of its partitions."""
     row: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else 0}
     for name in _OF_ROW:
         row[name] = sum(map(TOPIC_FIELDS[name], found))

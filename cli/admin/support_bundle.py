@@ -1,12 +1,10 @@
 """`magnetar support-bundle`: one file with what support asks for, and nothing that it must not see.
 
-The table FILES describes its content; --dry-run lists it. The bundle contains no payloads, keys or properties of
-messages: no request of this module has them in its answer. Other parts that may contain a secret (settings, log lines)
-are redacted twice before they are written: settings by their names (`redact_values`), and every text by patterns of
-secrets (`redact_text`).
-A part that cannot be collected is named in README.txt with the reason; if no broker answers there is no bundle.
-Guarding test: tests/cli/test_support_bundle.py, with planted secrets.
-"""
+The table BUNDLED_FILES describes its content; --dry-run lists it. The bundle contains no payloads, keys or properties
+of messages: no request of this module has them in its answer. Other parts that may contain a secret (settings, log
+lines) are redacted twice before they are written: settings by their names (`redact_values`), and every text by patterns
+of secrets (`redact_text`). A part that cannot be collected is named in README.txt with the reason; if no broker answers
+there is no bundle. Guarding test: tests/cli/test_support_bundle.py, with planted secrets. """
 
 from __future__ import annotations
 

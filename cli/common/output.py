@@ -109,7 +109,8 @@ OUTPUT_OPTION = click.option(
 
 
 class CommandOutput:
-    """Prints the results of one command in the format that the user chose. `kind` is the format, one of KINDS."""
+    """Prints the results of one command in the format that the user chose. `kind` is the format, one of
+    OUTPUT_KINDS."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -342,8 +343,8 @@ TIME_FIELDS = frozenset((
 
 
 def format_field(name: str, value: CellValue) -> str:
-    """Returns the value of the field `name` as text for a cell of a table: for a field of MOMENTS a time in UTC ("-"
-    for 0), else as `format_cell`."""
+    """Returns the value of the field `name` as text for a cell of a table: for a field of TIME_FIELDS a time in UTC
+    ("-" for 0), else as `format_cell`."""
     if name not in TIME_FIELDS or not isinstance(value, int):
         return format_cell(value)
     from ...proto.pulsar_json import time_to_json

@@ -32,7 +32,7 @@ class ProcessNotReady(Exception):
 
 
 def find_free_port(*hosts: str, count: int = 1) -> int:
-    """Returns a random port of PORTS that is free at all addresses in `hosts`. With `count`, the `count - 1` ports
+    """Returns a random port of PORT_RANGE that is free at all addresses in `hosts`. With `count`, the `count - 1` ports
     after it are free too. Ports that the system chooses are not used, because the system could give such a port to
     another program while its server is stopped. Raises OSError if no such port is found, for example because an address
     does not belong to this machine."""

@@ -7,7 +7,7 @@ could see it. Options that are not given come from a context (profiles.py).
 Also finds names of objects at the server: for the completion of a shell, and the most similar name for an error.
 
 Both requests have the rights of the caller, so they show only names that the caller may list. They wait for at most
-SOON_S, and failures are ignored, so that they disturb neither the command line nor the error text.
+NAMES_TIMEOUT_S, and failures are ignored, so that they disturb neither the command line nor the error text.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ parameters before it."""
 # ---------------------------------------------------------------------------------------------------- near names
 def add_name_suggestion(session: CommandSession, error: Exception, given: Mapping[str, Any]) -> None:
     """If `error` says that an object was not found, adds a note to the error with the most similar name that exists.
-    `given`: the arguments of the command. Asks the server for at most SOON_S seconds for each request, and ignores
-    failures."""
+    `given`: the arguments of the command. Asks the server for at most NAMES_TIMEOUT_S seconds for each request, and
+    ignores failures."""
     from .exits import find_magnetar_error
 
     found = find_magnetar_error(error)
@@ -406,7 +406,7 @@ def session_command(
     name of the function unless `name` is given.
 
     A parameter for which `options` has no option becomes an argument, with the parameter's default; `yes` becomes the
-    option YES. `watched`: the command only reads, and gets --watch."""
+    option YES_OPTION. `watched`: the command only reads, and gets --watch."""
 
     def make(function: Callable[..., None]) -> click.Command:
         parameters = _parameters(options)

@@ -375,10 +375,10 @@ class TopicCopier:
 
     # ------------------------------------------------------------------------------ the copy
     async def run(self) -> None:
-        """Copies all partitions, at most AT_ONCE at the same time, until the entries that exist now are copied. With
-        the option `follow`, copies all at the same time, until the topics are terminated or the call is cancelled.
-        Raises the first error of a partition that does not pass within `patience_s` seconds; then all copying has
-        ended."""
+        """Copies all partitions, at most PARTITIONS_AT_ONCE at the same time, until the entries that exist now are
+        copied. With the option `follow`, copies all at the same time, until the topics are terminated or the call is
+        cancelled. Raises the first error of a partition that does not pass within `patience_s` seconds; then all
+        copying has ended."""
         room = asyncio.Semaphore(len(self.tallies) if self._wanted.follow else PARTITIONS_AT_ONCE)
 
         async def one(tally: CopyProgress) -> None:

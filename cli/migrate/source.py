@@ -433,7 +433,7 @@ class PartitionReader:
 
     def renew_permits(self, messages: int) -> None:
         """Counts `messages` messages as copied, and permits the source to send as many more. Permits are collected, and
-        sent when they are a quarter of PERMITS."""
+        sent when they are a quarter of PERMITS_AHEAD."""
         self._owed += messages
         if self._owed * 4 >= PERMITS_AHEAD:
             self.grant_permits(self._owed)

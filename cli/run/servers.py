@@ -392,8 +392,8 @@ async def start_until_ready(
 ) -> None:
     """Calls `start`, which starts the server and returns at its end. If the metadata service is lost before
     `has_announced_ready()` is true, waits `pause_s` seconds and calls `start` again: the service may restart, or the
-    session may end while a bookie replays its journal. Raises the error when WAIT_S seconds have passed, and at once a
-    permanent error (a wrong directory, a taken port, no server at that address)."""
+    session may end while a bookie replays its journal. Raises the error when METADATA_WAIT_S seconds have passed, and
+    at once a permanent error (a wrong directory, a taken port, no server at that address)."""
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
     deadline = clock.monotonic() + METADATA_WAIT_S

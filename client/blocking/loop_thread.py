@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 # Waits of an application's thread that Ctrl-C always ends, as `CtrlC`: Pulsar's Interrupted and KeyboardInterrupt.
 #
 # A signal that arrives after the interpreter has checked signals and before the thread sleeps on its lock does not end
-# the sleep: its handler runs when the thread wakes for another reason. So no wait of ours lasts longer than LOOK_S at a
-# time. Guarded by tests/client/blocking/test_waking.py.
+# the sleep: its handler runs when the thread wakes for another reason. So no wait of ours lasts longer than
+# INTERRUPT_POLL_S at a time. Guarded by tests/client/blocking/test_waking.py.
 
 
 T = TypeVar("T")
@@ -131,9 +131,9 @@ class LoopThread:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stops the event loop and waits up to END_S seconds for its thread to end; does nothing at a second call, or
-        in a forked child process. `stop` is called at the end of the interpreter: `atexit` runs functions that a
-        program registered later before it, and they still find the loop running.
+        """Stops the event loop and waits up to EXIT_WAIT_S seconds for its thread to end; does nothing at a second
+        call, or in a forked child process. `stop` is called at the end of the interpreter: `atexit` runs functions that
+        a program registered later before it, and they still find the loop running.
 
         Messages that have no outcome then are not waited for: a warning says how many there are."""
         if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread

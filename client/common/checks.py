@@ -6,7 +6,7 @@ InvalidMessage for a parameter of a message, InvalidTopicName for the name of a 
 other parameters. Relations between parameters are checked by the settings themselves (client/model/settings.py);
 parameters that Magnetar does not support are refused by client/model/options.py.
 
-    check_parameters(CLIENT, options)                 checks the values of `options` by the table CLIENT
+    check_parameters(CLIENT_CHECKS, options)                 checks the values of `options` by the table CLIENT_CHECKS
     check_message_parameters(properties, key, …)      the same for each message that is sent, without a table, for speed
 
 The tables of producers and consumers, whose rows name the SDK's types, are in client/model/options.py. A bool is not

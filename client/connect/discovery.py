@@ -298,13 +298,13 @@ def _endpoint(text: str) -> Endpoint:
 #
 # A broker that is stopped (SIGSTOP, a machine that hangs, a network that drops) breaks no connection. When its metadata
 # session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing for
-# SILENT_S pings its broker. A ping without an answer for PING_TIMEOUT_S makes the broker silent: another one is asked,
-# and again after each further PING_TIMEOUT_S. An owner leaves when another broker owns its topic, and for no other
-# reason: a broker that is slow, or whose session lasts, keeps them until HTTP/2 gives the connection up. The others are
-# those of the service URL and those that the client has connected to. A client that knows one broker neither pings nor
-# asks. While a broker is silent, questions that any broker answers go to the others first. One broker may have two
-# addresses, that of the service URL and the one that brokers tell: `set_advertised_endpoint` makes them one. Guards:
-# tests/client/connect/test_silence.py, tests/broker/test_stopped_owner.py.
+# PING_AFTER_SILENCE_S pings its broker. A ping without an answer for PING_TIMEOUT_S makes the broker silent: another
+# one is asked, and again after each further PING_TIMEOUT_S. An owner leaves when another broker owns its topic, and for
+# no other reason: a broker that is slow, or whose session lasts, keeps them until HTTP/2 gives the connection up. The
+# others are those of the service URL and those that the client has connected to. A client that knows one broker neither
+# pings nor asks. While a broker is silent, questions that any broker answers go to the others first. One broker may
+# have two addresses, that of the service URL and the one that brokers tell: `set_advertised_endpoint` makes them one.
+# Guards: tests/client/connect/test_silence.py, tests/broker/test_stopped_owner.py.
 
 
 PING_AFTER_SILENCE_S = 2.5
@@ -365,7 +365,7 @@ class SilentBrokerTracker:
     async def find_moved_topics(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
         """Records that the broker at `endpoint` does not answer. Asks the other brokers, one after the other until one
         answers, for the owners of `topics`. Returns those topics that now have another owner; an empty set also if no
-        broker answers. Topics that were not asked about (ASKED_AT_ONCE) are not returned."""
+        broker answers. Topics that were not asked about (OWNER_LOOKUPS_AT_ONCE) are not returned."""
         self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.other_brokers(endpoint):

@@ -11,8 +11,8 @@ anything, the error is logged and counted, and its message is negatively acknowl
 dead-letter policy apply. A handler never ends the listener; the end of the consumer does. **End.** `stop` begins no
 more handlers, puts the waiting messages back into the receiver queue, and gives running handlers some time. Then it
 cancels tasks, whose messages are negatively acknowledged. A thread cannot be cancelled: it goes on, and its outcome
-still counts while the consumer is open. `Consumer.close` stops its listener first. **A handler that runs for SLOW_S**
-is reported once by a warning in the log, with the number of messages that wait for its key. Guards:
+still counts while the consumer is open. `Consumer.close` stops its listener first. **A handler that runs for
+SLOW_HANDLER_S** is reported once by a warning in the log, with the number of messages that wait for its key. Guards:
 tests/client/consume/test_listening.py, tests/client/blocking/test_blocking_listening.py."""
 
 from __future__ import annotations
@@ -392,7 +392,7 @@ class Listening:
         self._look = self._loop.call_later(delay_s, run_logging_errors, self._look_for_slow, ignore_error)
 
     def _look_for_slow(self) -> None:
-        """Warns of each handler that has run for SLOW_S, and looks again when the next one has."""
+        """Warns of each handler that has run for SLOW_HANDLER_S, and looks again when the next one has."""
         self._look, now, following = None, self._now(), inf
         for call in self._calls:
             left_s = call.began + SLOW_HANDLER_S - now

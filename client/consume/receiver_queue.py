@@ -279,10 +279,10 @@ def _future_waker(ready: asyncio.Future[None]) -> Callable[[], None]:
 #
 # It returns as soon as the first of three is reached: `max_num_message`, `max_num_bytes` (of payload), `timeout_ms`
 # since it was called; what came by then, in order, perhaps nothing. A number that is not above 0 is no limit; without
-# messages and bytes the bytes are DEFAULT_BYTES, so that a batch is never without bound. Neither number is exceeded:
-# the message that would is the first of the next batch, and only a message that is larger by itself comes alone. A
-# batch may be larger than `receiver_queue_size` (Pulsar cuts it there): what is taken makes room, so without a time-out
-# it never waits for what cannot come.
+# messages and bytes the bytes are DEFAULT_BATCH_BYTES, so that a batch is never without bound. Neither number is
+# exceeded: the message that would is the first of the next batch, and only a message that is larger by itself comes
+# alone. A batch may be larger than `receiver_queue_size` (Pulsar cuts it there): what is taken makes room, so without a
+# time-out it never waits for what cannot come.
 #
 # Nothing is lost between two batches: when it is cancelled, or a message raises (a damaged one, a consumer that was
 # closed), what was taken goes back to the front of the inbox. Guards: tests/client/consume/test_batch_receive.py.
@@ -296,7 +296,7 @@ DEFAULT_BATCH_BYTES = 10 << 20
 class ConsumerBatchReceivePolicy:
     """The limits of `batch_receive`, which returns when one of them is reached: messages, bytes of payload, and ms
     since the call. A limit that is not above 0 means that there is no such limit; without limits of messages and bytes,
-    DEFAULT_BYTES is the limit. Raises InvalidConfiguration if no value is above 0."""
+    DEFAULT_BATCH_BYTES is the limit. Raises InvalidConfiguration if no value is above 0."""
 
     max_num_message: int = -1
     max_num_bytes: int = DEFAULT_BATCH_BYTES

@@ -16,7 +16,7 @@ and changes no other message's id; where publishes are deduplicated the broker d
 unknown.
 
 Messages that expire (proto/expiry.py) share batches with others. The head of the entry says which of them expire, in
-RUNS_MAX runs of neighbours at most. A message that would need a further run begins the next batch.
+EXPIRY_RUNS_MAX runs of neighbours at most. A message that would need a further run begins the next batch.
 
 With `key_based` (Pulsar PR3) there is one open batch per key; the ordering key counts before the partition key, and
 messages without a key share a batch. With `batch_by` there is one open batch per combination of the values of these

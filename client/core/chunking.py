@@ -36,7 +36,7 @@ replace each other for ever.
 
 The assembler remembers which messages it gave back (`_waiting`). When there is room it requests the first of them at
 once, as far as that message arrived before, and the remembered chunks of a message that begins. Without room, a chunk
-that was given back comes again after a delay that doubles each time, up to GIVEN_BACK_S_MAX. The delay is needed
+that was given back comes again after a delay that doubles each time, up to CHUNK_REDELIVERY_S_MAX. The delay is needed
 because another consumer may have a part of the message, and because the broker delivers a chunk that was given back
 before new entries, which the incomplete messages may need.
 

@@ -223,7 +223,7 @@ class AckGroup(NamedTuple):
 
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits
-    cumulative: tuple[Position, int] | None  # the last batch index, or WHOLE
+    cumulative: tuple[Position, int] | None  # the last batch index, or WHOLE_ENTRY
 
     def __bool__(self) -> bool:
         return bool(self.whole or self.parts or self.cumulative)
@@ -340,7 +340,7 @@ class DuplicateFilter:
         self.in_use = False  # the application acknowledges cumulatively in transactions
         self.is_unsure = False  # the application may have copies, or what another consumer processed
         self.until: MessagePlace | None = None  # what is before this comes again; None: all has come again
-        self._next = PLACE_BEFORE_ALL  # the application has what is before this; BEFORE_ALL: not known
+        self._next = PLACE_BEFORE_ALL  # the application has what is before this; PLACE_BEFORE_ALL: not known
         self._confirmed = PLACE_BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
 
     def on_messages_queued(self, last: MessagePlace) -> None:

@@ -86,7 +86,7 @@ class TransactionEndKind(Enum):
 class TopicReceipts(NamedTuple):
     """The receipts of a transaction's entries at one topic. `entries`: the number of entries with a receipt; 0: the
     transaction only acknowledged messages there; -1: every entry of the transaction counts. `last`: the highest
-    position of these entries; NOWHERE if `entries` is 0 or -1."""
+    position of these entries; NO_POSITION if `entries` is 0 or -1."""
 
     topic: str
     entries: int

@@ -58,7 +58,7 @@ def message_key(message: Message) -> str:
 
 def shorten_inbox_key(key: str) -> str:
     """Returns the form of the key that is stored: the key itself, or its SHA-256 hash as text if the key has more than
-    KEY_MAX characters."""
+    KEY_CHARACTERS_MAX characters."""
     return key if len(key) <= KEY_CHARACTERS_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"
 
 

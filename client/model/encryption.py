@@ -201,7 +201,7 @@ def _rsa(key: Any, name: str) -> Any:
 # The keys of readers: from the program's `KeyReader`, or from the default that reads two files.
 #
 # Keys are PEM: a public key is SubjectPublicKeyInfo, a private key PKCS#8 or PKCS#1, without a password. A reader is
-# called in the client's event loop and must not wait for long; what it returns is kept for KEPT_S
+# called in the client's event loop and must not wait for long; what it returns is kept for KEY_CACHE_S
 # (client/model/encryption.py). Guard: tests/client/model/test_keys.py.
 
 
@@ -224,7 +224,7 @@ class EncryptionKeyInfo(NamedTuple):
 
 class KeyReader(Protocol):
     """The interface of the parameter `crypto_key_reader`, which a program implements. The client calls the methods in
-    its event loop, so they must not wait for long, and caches each result for KEPT_S seconds. A method raises any
+    its event loop, so they must not wait for long, and caches each result for KEY_CACHE_S seconds. A method raises any
     exception if there is no such key, or if the key cannot be read now."""
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
@@ -286,8 +286,8 @@ def _read(path: str) -> bytes:
 # (the IV); `encryption_algo` stays empty, as Pulsar's clients leave it.
 #
 # **No IV twice.** Each entry has a random IV of 96 bits. A data key makes at most DATA_KEY_USES_MAX of them and lives
-# KEPT_S; then a new one is made, and the public keys are read anew. The chunks of a message share one, so that they
-# have one size.
+# KEY_CACHE_S; then a new one is made, and the public keys are read anew. The chunks of a message share one, so that
+# they have one size.
 #
 # **Never in clear.** When a new data key cannot be made, CryptoError is raised: the entry is not sent.
 # Guard: tests/client/model/test_decryptor.py.
@@ -359,12 +359,12 @@ class Encryptor:
 # An entry is encrypted when its metadata has an IV (`encryption_param`), which every client of Pulsar writes.
 #
 # A data key is found by its wrapped bytes in a cache; a miss asks the reader for the private key of each name until one
-# unwraps. Data keys and private keys are kept for KEPT_S. What failed under a name and its metadata is tried again
+# unwraps. Data keys and private keys are kept for KEY_CACHE_S. What failed under a name and its metadata is tried again
 # after ERROR_CACHE_S; it hides nothing that another name unwraps.
 #
-# **Hostile metadata** costs at most KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its keys
-# are known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). All caches are
-# bounded. Guard: tests/client/model/test_decryptor.py.
+# **Hostile metadata** costs at most WRAPPED_KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its
+# keys are known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). All caches
+# are bounded. Guard: tests/client/model/test_decryptor.py.
 
 
 WRAPPED_KEYS_MAX = 100
@@ -380,7 +380,7 @@ T = TypeVar("T")
 
 
 class _TimedCache(Generic[T]):
-    """A cache of results for KEPT_S, and of errors for ERROR_CACHE_S; at most KNOWN_MAX of both together."""
+    """A cache of results for KEY_CACHE_S, and of errors for ERROR_CACHE_S; at most KEY_CACHE_MAX of both together."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

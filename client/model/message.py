@@ -400,8 +400,8 @@ class MessageBatch:
 
     def parse_from(self, data: bytes, size: int) -> list[Message]:
         """Parses the payload `data` of a batch and returns its messages. `size`: the number of messages in the batch,
-        from 1 to MESSAGES_MAX. Raises InvalidMessage if `data` is not a batch of `size` messages, InvalidConfiguration
-        for a wrong `size`."""
+        from 1 to BATCH_MESSAGES_MAX. Raises InvalidMessage if `data` is not a batch of `size` messages,
+        InvalidConfiguration for a wrong `size`."""
         check_parameter("size", make_whole_number_check(1, BATCH_MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")

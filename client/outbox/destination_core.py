@@ -266,8 +266,8 @@ class DestinationCore:
 
     @property
     def last_claimed_id(self) -> int:
-        """Returns the highest sequence id of the rows that wait, are in flight, or are known to be stored; NONE if
-        there are no such rows. The topic cannot have stored a higher one."""
+        """Returns the highest sequence id of the rows that wait, are in flight, or are known to be stored;
+        NO_SEQUENCE_ID if there are no such rows. The topic cannot have stored a higher one."""
         last = self.queue[-1] if self.queue else self.in_flight[-1] if self.in_flight else None
         return self.stored if last is None else max(self.stored, last.seq)
 

@@ -450,8 +450,8 @@ class Relay:
         self._trouble = error.message
 
     def _wait_turn(self) -> bool:
-        """With `standby`, waits until the shard's holder has not renewed its record for STANDBY_S. Returns False if
-        the relay was stopped before."""
+        """With `standby`, waits until the shard's holder has not renewed its record for STANDBY_TAKEOVER_S. Returns
+        False if the relay was stopped before."""
         if not self._standby:
             return True
         self._phase = "standby"

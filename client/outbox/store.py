@@ -48,8 +48,8 @@ from .tables import SQLAlchemyOutbox, check_outbox_tables, translate_database_er
 # attempt or whose destination takes nothing keeps all of it. **Order.** What is passed over keeps its keys: a later
 # unit with a row of one of these keys is passed over, too. So the rows of a key leave in the order of their ids.
 #
-# Units that cannot be claimed are checked in each claim, at most WINDOWS of `rows_max` rows: units after so many of
-# them wait, too. Guards: tests/client/outbox/test_units.py.
+# Units that cannot be claimed are checked in each claim, at most CLAIM_WINDOWS_MAX of `rows_max` rows: units after so
+# many of them wait, too. Guards: tests/client/outbox/test_units.py.
 
 
 CLAIM_WINDOWS_MAX = 10
@@ -143,7 +143,7 @@ class UnitClaimer:
 
 
 def split_ids_into_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
-    """Yields the ids in order, in sequences of at most CHUNK ids."""
+    """Yields the ids in order, in sequences of at most IDS_PER_STATEMENT ids."""
     return (ids[at : at + IDS_PER_STATEMENT] for at in range(0, len(ids), IDS_PER_STATEMENT))
 
 

@@ -261,10 +261,11 @@ def _result(found: T | MagnetarError) -> T:
 #         return Decision.COMMIT if await order_exists(half.check_key) else Decision.UNKNOWN
 #
 # A watch is connected to the coordinator of its group for as long as its client is open, and is asked over that stream,
-# AT_ONCE questions at a time. A coroutine function runs in the event loop, another one in a thread of its own. What the
-# function returns is the answer. A function that raises, returns something else or takes longer than the cluster waits
-# is no answer: that is told, logged, and not counted, and another program of the group is asked. A thread that hangs is
-# not ended; it holds one of the AT_ONCE places until it returns. Guards: tests/client/transactions/test_halves.py.
+# CHECKS_AT_ONCE questions at a time. A coroutine function runs in the event loop, another one in a thread of its own.
+# What the function returns is the answer. A function that raises, returns something else or takes longer than the
+# cluster waits is no answer: that is told, logged, and not counted, and another program of the group is asked. A thread
+# that hangs is not ended; it holds one of the CHECKS_AT_ONCE places until it returns. Guards:
+# tests/client/transactions/test_halves.py.
 
 
 CHECKS_AT_ONCE = 16

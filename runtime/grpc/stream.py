@@ -6,11 +6,11 @@ no item waits for further ones. Long pieces (UNCOPIED_PIECE_BYTES) are given to 
 Bytes that the windows of the other end or the transport do not accept stay queued until they do.
 **In.** The connection passes each envelope to `on_message`; `receive` parses and returns all items that have arrived.
 The bytes that it returned are credited to the other end's window, so a stream that is not read stores at most
-STREAM_WINDOW. Credit for many bytes (CREDIT_BYTES) leaves a turn of the loop before the items are parsed, so that the
-other end sends the next ones meanwhile. A cancelled `receive` loses nothing.
+STREAM_WINDOW. Credit for many bytes (URGENT_CREDIT_BYTES) leaves a turn of the loop before the items are parsed, so
+that the other end sends the next ones meanwhile. A cancelled `receive` loses nothing.
 **Slices.** An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two
-slices, because a thousand items take a millisecond. At a server a slice also has at most PARSED_AT_ONCE bytes besides
-entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
+slices, because a thousand items take a millisecond. At a server a slice also has at most PARSED_BYTES_AT_ONCE bytes
+besides entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
 
 Bounds: STREAM_QUEUE_BYTES out (`send` waits; callers of `send_nowait` must have a bound of their own), a window and one
 envelope in.
@@ -315,7 +315,7 @@ class GrpcStream(MessageStream):
         return items
 
     def _some(self) -> list[Any]:
-        """Returns the next received items: at most ITEMS_AT_ONCE, or about PARSED_AT_ONCE bytes to parse."""
+        """Returns the next received items: at most ITEMS_AT_ONCE, or about PARSED_BYTES_AT_ONCE bytes to parse."""
         data, offset, items, parsed = self._rest[0], self._rest_from, 0, 0
         end = len(data)
         try:

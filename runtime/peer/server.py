@@ -6,11 +6,12 @@ together, per connection. A connection that accepts nothing now is tried again e
 connection is bounded (`runtime/peer/inside.py`). An answer above the bound is dropped and counted, and its request
 times out at the client.
 
-**Back-pressure.** A turn receives about TURN_BYTES. After `slow_down(True)` it is one multipart every SLOW_S (a ROUTER
-receives from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MAX multiparts of each connection), then in
-the kernel's buffers, then at the client: in ZeroMQ, in its queue, and at last as BackPressure. Receiving never stops
-completely: ZeroMQ does not read a connection whose queue is full, nor its heartbeats, and after some seconds would drop
-a client that only waits. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
+**Back-pressure.** A turn receives about BYTES_PER_TURN. After `slow_down(True)` it is one multipart every
+SLOWED_RECEIVE_S (a ROUTER receives from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MULTIPARTS_MAX
+multiparts of each connection), then in the kernel's buffers, then at the client: in ZeroMQ, in its queue, and at last
+as BackPressure. Receiving never stops completely: ZeroMQ does not read a connection whose queue is full, nor its
+heartbeats, and after some seconds would drop a client that only waits. Guard:
+`test_a_server_that_is_slowed_down_takes_in_little`.
 
 Also in this file, below its heading: how many connections a peer server has (accepted).
 """
@@ -147,7 +148,7 @@ _RETRY_S = 0.002
 """Seconds between tries to send: a ROUTER does not report when one of its routes takes messages again."""
 
 ANSWERS_BYTES_MAX = 256 << 20
-"""Bound of all queues together; above it a connection with more than LAGGARD_BYTES in its queue gets no more."""
+"""Bound of all queues together; above it a connection with more than LAGGARD_QUEUE_BYTES in its queue gets no more."""
 LAGGARD_QUEUE_BYTES = 4 << 20
 
 RECEIVED_MULTIPARTS_MAX = 16
@@ -155,7 +156,7 @@ RECEIVED_MULTIPARTS_MAX = 16
 
 
 class ZmqRequest:
-    """A request that a server received over ZeroMQ (`runtime.network.Request`), with the route to its sender."""
+    """A request that a server received over ZeroMQ (`runtime.network.PeerRequest`), with the route to its sender."""
 
     __slots__ = ("_came", "_id", "_server", "connection", "frames", "head")
 
@@ -225,8 +226,8 @@ class ZmqPeerServer:
         return "" if self._access is None else self._access.own.public
 
     def find_principal(self, came: zmq.Frame) -> Principal | None:
-        """Returns the principal of the sender of a message, by the key of its connection; LOCAL without keys; None if
-        the sender is no longer a member of the cluster. `came`: a frame of the message."""
+        """Returns the principal of the sender of a message, by the key of its connection; LOCAL_PRINCIPAL without keys;
+        None if the sender is no longer a member of the cluster. `came`: a frame of the message."""
         return LOCAL_PRINCIPAL if self._access is None else self._access.gate.find_principal(str(came.get("User-Id")))
 
     def statistics(self) -> dict[str, int]:

@@ -43,8 +43,8 @@ _ZEROS = bytes(FILE_PAGE_BYTES)
 
 
 class SimPages:
-    """The content of a simulated file, in pages of PAGE_BYTES. `size`: of the file, in bytes. Pages that contain only
-    zeros are not stored."""
+    """The content of a simulated file, in pages of FILE_PAGE_BYTES. `size`: of the file, in bytes. Pages that contain
+    only zeros are not stored."""
 
     __slots__ = ("_pages", "size")
 
@@ -417,7 +417,8 @@ class SimDisk:
         return node
 
     def used_bytes(self) -> int:
-        """Returns how many bytes are used: the sizes of all files, and ENTRY_BYTES for each file and directory."""
+        """Returns how many bytes are used: the sizes of all files, and EMPTY_INODE_BYTES for each file and
+        directory."""
         total = 0
         for directory, _ in self._walk(self.root, "/"):
             for node in directory.now.values():

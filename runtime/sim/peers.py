@@ -318,11 +318,11 @@ def decode_envelope_parts(parts: list[bytes]) -> Envelope:
 # --------------------------------------------------------------------------------------------------- peer_server
 # The server end of simulated peers (runtime/sim/peers.py), as runtime/peer/server.py is the real one.
 #
-# A server that is slowed down takes one envelope every SLOW_S, from its connections in turn.
+# A server that is slowed down takes one envelope every SLOWED_RECEIVE_S, from its connections in turn.
 
 
 class SimRequest:
-    """A request that a simulated peer server received; implements `runtime.network.Request`."""
+    """A request that a simulated peer server received; implements `runtime.network.PeerRequest`."""
 
     __slots__ = ("_connection", "_id", "connection", "frames", "head")
 

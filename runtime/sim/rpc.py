@@ -7,7 +7,7 @@ has one connection, which is made at its first use and again after it breaks. Th
     ("cancel", id): the caller cancelled
     ("open", id, path, authorization), ("items", id, bytes)*, ("half", id)
         → ("items", id, bytes)*, ("end", id, error or b"")
-    ("credit", id, n): n bytes of items were received; a sender stops when WINDOW_BYTES are not received
+    ("credit", id, n): n bytes of items were received; a sender stops when UNRECEIVED_BYTES_MAX are not received
 
 A stream (`SimStream`) ends in one of four ways:
 

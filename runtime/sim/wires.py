@@ -16,7 +16,7 @@ Addresses: every listener has a port of its own in the whole simulation; the por
 
 Also in this file: TCP over simulated connections (`SimByteStream`). Bytes arrive in order, in other pieces than they
 were written, or the connection breaks. Its messages are ("bytes", data) and ("credit", n), which says that n bytes were
-read; a sender stops when WINDOW_BYTES are unread.
+read; a sender stops when UNREAD_BYTES_MAX are unread.
 """
 
 from __future__ import annotations

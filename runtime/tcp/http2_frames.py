@@ -230,9 +230,9 @@ def _make(row: _Row) -> None:
 #     allowance.charge_frames(frames)        raises Http2Violation if the allowance is used up
 #     allowance.charged                      in the present slice, less CHARGE_PER_TURN_MAX for each earlier slice
 #
-# A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
-# chosen its server, and is patient without end. What strangers are charged is their port's `UnauthenticatedLoopShare`
-# as well. Guarding tests: tests/runtime/tcp/test_patience.py.
+# A server has STRANGER_ALLOWANCE for a stranger and KNOWN_CALLER_ALLOWANCE for a connection with a call that was
+# admitted. A client has chosen its server, and is patient without end. What strangers are charged is their port's
+# `UnauthenticatedLoopShare` as well. Guarding tests: tests/runtime/tcp/test_patience.py.
 
 
 CHARGE_PER_TURN_MAX = 100
@@ -277,7 +277,7 @@ class FrameAllowance:
 
     def set_allowance(self, most: float, rate: float) -> None:
         """Sets the allowance of the connection: it may send `most` frames without content at once, and `rate` more per
-        second. More than PATIENCE means that its caller is authenticated (`is_known`)."""
+        second. More than STRANGER_ALLOWANCE means that its caller is authenticated (`is_known`)."""
         self._left = self._most = most
         self._rate, self._since = rate, self._loop.time()
         self.is_known = most > STRANGER_ALLOWANCE

@@ -8,16 +8,18 @@ from types import ModuleType
 from tests.crashes.sites import BOOKIE
 
 SMALL = {
-    "READ_BYTES": 4 << 10,
-    "SOURCES_MAX": 3,
+    "REPLAY_READ_BYTES": 4 << 10,
+    "READ_STEP_BYTES": 4 << 10,
+    "SOURCE_LOGS_PER_MOVE_MAX": 3,
     "FILL_SLICE_BYTES": 8 << 10,
     "_REWRITE_BYTES_MIN": 400,
     "_OUTDATED_MAX": 4,
     "_WRITE_BYTES": 200,
-    "SLICE_BYTES": 512,
-    "PIECE_BYTES": 256,
-    "WRITE_BYTES": 1 << 10,
-    "TOMBSTONES_MAX": 2,
+    "SCAN_SLICE_BYTES": 512,
+    "APPEND_SLICE_BYTES": 512,
+    "ENCODE_PIECE_BYTES": 256,
+    "WRITE_BUFFER_BYTES": 1 << 10,
+    "TOMBSTONES_PER_GROUP_MAX": 2,
 }
 """By name, in whichever module of bookie/store they stand."""
 

@@ -38,14 +38,14 @@ def take_all(held: list[int], open_: Callable[[], int]) -> None:
 def test_the_soft_limit_is_raised_to_the_hard_one_at_the_start() -> None:
     program = """
         import resource
-        from magnetar.runtime.descriptors import PROCESS
+        from magnetar.runtime.descriptors import PROCESS_DESCRIPTORS
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         hard = min(hard, 5000) if hard != resource.RLIM_INFINITY else 5000
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        shared = PROCESS.prepare()
+        shared = PROCESS_DESCRIPTORS.open_spares()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
         assert shared.limit == hard, shared
-        assert shared.connections_max == PROCESS.connections_max == hard - 256, shared
+        assert shared.connections_max == PROCESS_DESCRIPTORS.connections_max == hard - 256, shared
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
 

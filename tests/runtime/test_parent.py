@@ -57,7 +57,7 @@ def stuck(child):
 def raises(child):
     raise RuntimeError("a bug")
 
-schedule.STOP_S = 0.5
+schedule.CHILD_STOP_TIMEOUT_S = 0.5
 kinds = {"sound": sound, "asker": sound, "broken": broken, "deaf": deaf, "stuck": stuck, "raises": raises}
 tiers = [[ProcessSpec(name, kinds[name.partition("-")[0]]) for name in tier.split(",")] for tier in sys.argv[1:]]
 sys.exit(ParentProcess(tiers, lambda facts: print("ready", *sorted(facts), flush=True)).run())
@@ -137,8 +137,8 @@ class Full:
         return self.fork()
 os.fork = Full()
 schedule.RETRY_MIN_S = 0.1
-schedule.STOP_S"""
-    command = [sys.executable, "-c", PROGRAM.replace("schedule.STOP_S", full, 1), "sound-1,sound-2"]
+schedule.CHILD_STOP_TIMEOUT_S"""
+    command = [sys.executable, "-c", PROGRAM.replace("schedule.CHILD_STOP_TIMEOUT_S", full, 1), "sound-1,sound-2"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, env={**os.environ, "ROOM": "2"}) as process:
         assert _line(process) == "ready sound-1 sound-2"
@@ -164,7 +164,9 @@ def test_a_killed_parent_takes_its_processes_with_it_also_one_that_is_stuck() ->
 
 def test_a_process_that_its_parent_left_ends_when_it_sees_the_end_of_its_link() -> None:
     """Where the system does not kill it: without PR_SET_PDEATHSIG."""
-    program = PROGRAM.replace("schedule.STOP_S", "parents._die_with = lambda parent: None\nschedule.STOP_S")
+    program = PROGRAM.replace(
+        "schedule.CHILD_STOP_TIMEOUT_S", "parents._die_with = lambda parent: None\nschedule.CHILD_STOP_TIMEOUT_S"
+    )
     command = [sys.executable, "-c", program, "sound-1,sound-2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert _line(process) == "ready sound-1 sound-2"
@@ -189,10 +191,10 @@ def _wait_silent(systemd: socket.socket) -> None:
 def watched_parent(socket_path: Path, *tiers: str) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
     """A parent with quick beats under a systemd that waits for them, and the socket that hears them."""
     quick = """
-parents.BEAT_S = 0.05
-parents.HUNG_S = 0.5
-schedule.STOP_S"""
-    command = [sys.executable, "-c", PROGRAM.replace("schedule.STOP_S", quick, 1), *tiers]
+parents.BEAT_INTERVAL_S = 0.05
+parents.HUNG_AFTER_S = 0.5
+schedule.CHILD_STOP_TIMEOUT_S"""
+    command = [sys.executable, "-c", PROGRAM.replace("schedule.CHILD_STOP_TIMEOUT_S", quick, 1), *tiers]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     given = {"NOTIFY_SOCKET": str(socket_path), "WATCHDOG_USEC": "1000000"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, ExitStack() as stack:

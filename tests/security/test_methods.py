@@ -166,7 +166,7 @@ def test_a_new_scheme_of_the_header_is_one_row() -> None:
         "from magnetar.client.connect.discovery import parse_authorization\n"
         "header = parse_caller_credentials(access.Caller(''), 'wax', b'u:p').authorization\n"
         "secret = redact_text('Seal dTpwdTpw')\n"
-        "print(header, parse_authorization(header), call.NEGOTIATE, call._SECRETS['seal'], secret)"
+        "print(header, parse_authorization(header), call.AUTHENTICATION_CHALLENGE, call._SECRETS['seal'], secret)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == (

@@ -38,7 +38,7 @@ _NUMBERS = itertools.count()
 
 
 class _Observed:
-    """A request within a process (`runtime.network.Request`) whose answer the observer sees."""
+    """A request within a process (`runtime.network.PeerRequest`) whose answer the observer sees."""
 
     __slots__ = ("_node", "_number", "_observer", "_request", "connection", "frames", "head")
 

@@ -299,9 +299,9 @@ class EntryLogReader:
 # ---------------------------------------------------------------------------------------------------------- walk
 # A walk over the records of one extent, one after the other, without its table: for the scrubber. In a worker.
 #
-# `run_step` reads about SLICE_BYTES and checks every record in it: checksum, ledger, entry (ascending), and the entry's
-# own checksum. It returns the bytes read, 0 at the end. Then `is_whole` says whether the extent agrees with its head in
-# the index, and `entries` and `offsets` are the right content of its table.
+# `run_step` reads about SCAN_SLICE_BYTES and checks every record in it: checksum, ledger, entry (ascending), and the
+# entry's own checksum. It returns the bytes read, 0 at the end. Then `is_whole` says whether the extent agrees with its
+# head in the index, and `entries` and `offsets` are the right content of its table.
 
 
 SCAN_SLICE_BYTES = 256 << 10

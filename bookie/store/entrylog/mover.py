@@ -266,8 +266,8 @@ class LogUsageCounter:
 
     @property
     def usage_so_far(self) -> EntryLogUsage:
-        """Returns what was counted so far, with the HOLDERS_MAX largest ledgers. It is complete when `run_step` has
-        returned False."""
+        """Returns what was counted so far, with the COUNTED_HOLDERS_MAX largest ledgers. It is complete when `run_step`
+        has returned False."""
         largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:COUNTED_HOLDERS_MAX]
         return EntryLogUsage(
             self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,

@@ -93,7 +93,7 @@ def parse_form_time(text: str) -> int:
 
 def indent_json(text: str) -> str:
     """Returns the JSON document `text`, indented over several lines. Raises ValueError if `text` is not JSON, or is
-    nested deeper than NESTED_MAX."""
+    nested deeper than JSON_NESTING_MAX."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -136,8 +136,8 @@ def _hex_text(payload: bytes) -> str:
 class MessageView:
     """A stored message as the page shows it. `index`: its index in the topic; `published_ms`: when it was published (ms
     since the epoch); `size`: the bytes of its payload; `way`: the format of the text `payload`. `cut`: whether
-    `payload` is only the beginning of the message's payload. `acts`: what the caller may do with the message (RESEND,
-    REDRIVE)."""
+    `payload` is only the beginning of the message's payload. `acts`: what the caller may do with the message
+    (RESEND_ACTION, REDRIVE_ACTION)."""
 
     id: str  # LEDGER:ENTRY, of a batch with :INDEX
     index: int
@@ -149,7 +149,7 @@ class MessageView:
     way: str
     payload: str
     cut: bool
-    acts: tuple[str, ...] = ()  # RESEND, REDRIVE: what the caller may do with it
+    acts: tuple[str, ...] = ()  # RESEND_ACTION, REDRIVE_ACTION: what the caller may do with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +244,9 @@ async def view_messages(call: RestRequest) -> MessagesView | Response:
 
 
 async def view_newest_messages(call: RestRequest) -> NewestMessagesView:
-    """Returns the newest messages of the topic: at most TAIL_MAX, and fewer if they are large. Stores nothing between
-    two calls, so an open page costs the same for each call, and a closed page costs nothing. Raises HttpError (405) if
-    the topic is partitioned, and the errors of `ask_topic_owner` and `decode_entry`."""
+    """Returns the newest messages of the topic: at most TAIL_MESSAGES_MAX, and fewer if they are large. Stores nothing
+    between two calls, so an open page costs the same for each call, and a closed page costs nothing. Raises HttpError
+    (405) if the topic is partitioned, and the errors of `ask_topic_owner` and `decode_entry`."""
     await call.check_unpartitioned(op.GET_MESSAGE, OPEN_ONE_PARTITION)
     offsets = await ask_topic_owner(call, op.OFFSETS)
     end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
@@ -271,8 +271,9 @@ def find_dead_letter_source(message: DecodedMessage, here: TopicName) -> TopicNa
 
 
 async def find_allowed_actions(call: RestRequest, messages: Sequence[DecodedMessage]) -> list[tuple[str, ...]]:
-    """Returns, for each message, the actions that the caller may do with it: RESEND (publish it again), REDRIVE (send a
-    dead letter back to the topic from which it came). Raises Unavailable if the caller's grants cannot be read."""
+    """Returns, for each message, the actions that the caller may do with it: RESEND_ACTION (publish it again),
+    REDRIVE_ACTION (send a dead letter back to the topic from which it came). Raises Unavailable if the caller's grants
+    cannot be read."""
     may = dict[TopicName, bool]()
     for target in (call.topic, *(find_dead_letter_source(each, call.topic) for each in messages)):
         if target is not None and target not in may:
@@ -304,7 +305,8 @@ async def check_produce_permission(call: RestRequest, topic: TopicName, *, audit
 
 async def make_message_views(call: RestRequest, found: list[DecodedMessage], way: str) -> tuple[MessageView, ...]:
     """Returns the messages `found` in the form in which the page shows them. Their payloads together have at most
-    PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads. Raises the errors of `find_allowed_actions`."""
+    SHOWN_PAYLOAD_BYTES_MAX, in equal shares. `way`: the format of the payloads. Raises the errors of
+    `find_allowed_actions`."""
     most = SHOWN_PAYLOAD_BYTES_MAX // max(1, len(found))
     acts = await find_allowed_actions(call, found)
     return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
@@ -383,9 +385,9 @@ def _message(found: DecodedMessage, way: str, most: int, acts: tuple[str, ...]) 
 
 # ----------------------------------------------------------------------------------------------------- search
 async def search_messages(call: RestRequest, asked: dict[str, str]) -> tuple[list[DecodedMessage], SearchProgress]:
-    """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns at most FOUND_MAX
-    messages, the newest first, and the progress of the search. Raises HttpError (400) if a parameter is invalid, and
-    the errors of `ask_topic_owner` and `decode_entry`."""
+    """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns at most
+    FOUND_MESSAGES_MAX messages, the newest first, and the progress of the search. Raises HttpError (400) if a parameter
+    is invalid, and the errors of `ask_topic_owner` and `decode_entry`."""
     times = {f"{each}_ms": parse_form_time(asked[each]) for each in ("since", "until") if asked[each]}
     before = parse_number(call.query.get("before", "") or "0")
     if before is None:
@@ -435,9 +437,9 @@ async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Decode
 
 @dataclass(frozen=True, slots=True)
 class ResendPlan:
-    """A message that would be published again, and the topic to which (`target`). `act`: RESEND or REDRIVE; `id`: the
-    id of the original; `client_part`: the entry to publish; `once`: the text that identifies the plan; `preview`: a
-    text for the user that says what publishing would do."""
+    """A message that would be published again, and the topic to which (`target`). `act`: RESEND_ACTION or
+    REDRIVE_ACTION; `id`: the id of the original; `client_part`: the entry to publish; `once`: the text that identifies
+    the plan; `preview`: a text for the user that says what publishing would do."""
 
     act: str
     id: str
@@ -462,11 +464,11 @@ class ResendResult:
 
 
 async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> ResendPlan:
-    """Prepares to publish the message `id_` again, and returns the plan; publishes nothing. `act`: RESEND (to the same
-    topic) or REDRIVE (a dead letter back to the topic from which it came). `once`: a text that is different for each
-    plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound if there is no such
-    message; Unauthorized if the caller may not consume the one topic, or publish to the other; and the errors of
-    `ask_topic_owner` and `decode_entry`."""
+    """Prepares to publish the message `id_` again, and returns the plan; publishes nothing. `act`: RESEND_ACTION (to
+    the same topic) or REDRIVE_ACTION (a dead letter back to the topic from which it came). `once`: a text that is
+    different for each plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound if
+    there is no such message; Unauthorized if the caller may not consume the one topic, or publish to the other; and the
+    errors of `ask_topic_owner` and `decode_entry`."""
     if act not in (RESEND_ACTION, REDRIVE_ACTION):
         raise HttpError(f"an action is {RESEND_ACTION} or {REDRIVE_ACTION}")
     await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")

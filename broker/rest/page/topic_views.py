@@ -236,9 +236,9 @@ class LedgersView:
 
 
 async def view_topic(call: RestRequest) -> TopicView:
-    """Returns the content of the page of one topic. Explains at most WHY_MAX subscriptions, each by a request to the
-    topic's owner. Raises TopicNotFound if the topic does not exist; and the errors of `RestRequest.authorize` and
-    `ask_topic_owner`."""
+    """Returns the content of the page of one topic. Explains at most EXPLAINED_SUBSCRIPTIONS_MAX subscriptions, each by
+    a request to the topic's owner. Raises TopicNotFound if the topic does not exist; and the errors of
+    `RestRequest.authorize` and `ask_topic_owner`."""
     name = call.topic.full
     await call.authorize(op.TOPIC_STATS, name=name)
     if partitions := await call.list_partitions():
@@ -275,8 +275,8 @@ async def view_subscription(call: RestRequest) -> SubscriptionView:
 
 
 async def view_ledgers(call: RestRequest) -> LedgersView:
-    """Returns the content of one page with up to LEDGERS ledgers of a topic, after the ledger id in the query parameter
-    `after`. Raises HttpError (405) if the topic is partitioned, and the errors of `ask_topic_owner`."""
+    """Returns the content of one page with up to LEDGERS_PER_PAGE ledgers of a topic, after the ledger id in the query
+    parameter `after`. Raises HttpError (405) if the topic is partitioned, and the errors of `ask_topic_owner`."""
     await call.check_unpartitioned(op.DESCRIBE_LEDGERS, OPEN_ONE_PARTITION)
     after = parse_number(call.query.get("after", "0")) or 0
     found = await ask_topic_owner(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS_PER_PAGE)
@@ -300,8 +300,8 @@ LANDING_NAMES_MAX = 200
 @dataclass(frozen=True, slots=True)
 class OverviewView:
     """The content of the start page: sums over the brokers of the cluster, and the alarms. `worst`: the topics with the
-    largest backlogs, `busiest`: those with the most traffic; at most ROWS of each. Rates are messages per second,
-    throughputs bytes per second."""
+    largest backlogs, `busiest`: those with the most traffic; at most TOP_TOPICS_SHOWN of each. Rates are messages per
+    second, throughputs bytes per second."""
 
     topics: int
     subscriptions: int
@@ -424,10 +424,10 @@ async def view_overview(call: RestRequest) -> OverviewView:
 
 
 async def view_landing_page(call: RestRequest) -> LandingView | Response:
-    """Returns the namespaces and topics in which the caller has rights: looks at the first NAMESPACES_MAX namespaces of
-    the first TENANTS_MAX tenants, and returns at most PLACES_MAX names of each sort. If the query names a topic,
-    returns a redirect to its page, which checks the caller's rights itself. Raises InvalidName if the name is invalid,
-    Unavailable if grants cannot be read, and the errors of `RestRequest.call_local`."""
+    """Returns the namespaces and topics in which the caller has rights: looks at the first LANDING_NAMESPACES_MAX
+    namespaces of the first LANDING_TENANTS_MAX tenants, and returns at most LANDING_NAMES_MAX names of each sort. If
+    the query names a topic, returns a redirect to its page, which checks the caller's rights itself. Raises InvalidName
+    if the name is invalid, Unavailable if grants cannot be read, and the errors of `RestRequest.call_local`."""
     if named := call.query.get("topic", "").strip():
         return RedirectResponse(f"/ui/topics/{topic_path(TopicName.parse(named).full)}", 303)
     if of := call.query.get("namespace", ""):
@@ -532,16 +532,16 @@ async def _ask_bookies(call: RestRequest, verb: str, **options: object) -> dict[
 
 
 async def view_repair(call: RestRequest) -> RepairView:
-    """Returns the content of the page about auto-recovery, with at most MARKS ledgers that lack copies. Raises
-    Unavailable if no bookie answers."""
+    """Returns the content of the page about auto-recovery, with at most REPAIR_MARKS_SHOWN ledgers that lack copies.
+    Raises Unavailable if no bookie answers."""
     status = await _ask_bookies(call, "repair-status")
     found = await _ask_bookies(call, "under-replicated", limit=REPAIR_MARKS_SHOWN)
     return RepairView(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
 
 
 async def view_metadata(call: RestRequest) -> MetadataNode:
-    """Returns the metadata node that the query parameter `path` names, with at most CHILDREN children after the name
-    `after`. Raises the errors of `RestRequest.call_local`."""
+    """Returns the metadata node that the query parameter `path` names, with at most METADATA_CHILDREN_SHOWN children
+    after the name `after`. Raises the errors of `RestRequest.call_local`."""
     path, after = call.query.get("path", ""), call.query.get("after", "")
     return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=METADATA_CHILDREN_SHOWN)
 

@@ -2,10 +2,9 @@
 cursor to its ledger (`CursorWritePlanner`).
 
 A PositionSet contains the entries that wait to be delivered. A few positions are in a sorted list, because adding to a
-list and taking from its front costs a tenth of what a bitmap costs. From FEW_MAX on they are in bitmaps: a million
-contiguous positions take 130 KB. `size_bytes` is an estimate of its memory that is cheap to maintain.
-Guarding test: tests/broker/subscription/core/test_positions.py.
-"""
+list and taking from its front costs a tenth of what a bitmap costs. From LISTED_ENTRIES_MAX on they are in bitmaps: a
+million contiguous positions take 130 KB. `size_bytes` is an estimate of its memory that is cheap to maintain. Guarding
+test: tests/broker/subscription/core/test_positions.py. """
 
 from __future__ import annotations
 

@@ -91,8 +91,9 @@ async def test_a_search_is_bounded_and_goes_on_by_its_link(tmp_path: Path, monke
         producer = await client.create_producer("t", batching_enabled=False)
         await asyncio.gather(*(producer.send(b"x" * 10_000, partition_key=str(each)) for each in range(60)))
         for name, value, why in (
-            ("FIND_MESSAGES", 10, "it has looked at 10 messages"), ("FIND_BYTES", 1 << 17, "it has read 0 MiB"),
-            ("FIND_S", -1.0, "it took -1 s"),
+            ("SEARCHED_MESSAGES_MAX", 10, "it has looked at 10 messages"),
+            ("SEARCHED_BYTES_MAX", 1 << 17, "it has read 0 MiB"),
+            ("SEARCH_S_MAX", -1.0, "it took -1 s"),
         ):  # fmt: skip
             with monkeypatch.context() as bounds:
                 bounds.setattr(finding, name, value)
