@@ -86,7 +86,7 @@ TRANSACTIONS = "/transactions/settings"
 COORDINATORS = "/transactions/coordinators"
 
 
-EPHEMERAL = (BOOKIES, REPAIR_AUDITOR, REPAIR_LOCKS, REPAIR_WORKERS, BROKERS, MEMBERS, OWNERS)
+EPHEMERAL = (BOOKIES, REPAIR_AUDITOR, REPAIR_LOCKS, REPAIR_WORKERS, BROKERS, BALANCER, MEMBERS, OWNERS)
 """The nodes whose records end with the session of a process, and the folders of such nodes."""
 
 
