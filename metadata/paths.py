@@ -86,7 +86,9 @@ TRANSACTION_SETTINGS = "/transactions/settings"
 COORDINATORS = "/transactions/coordinators"
 
 
-EPHEMERAL_FOLDERS = (AVAILABLE_BOOKIES, REPAIR_AUDITOR, REPAIR_LOCKS, REPAIR_WORKERS, BROKERS, MEMBERS, BUNDLE_OWNERS)
+EPHEMERAL_FOLDERS = (
+    AVAILABLE_BOOKIES, REPAIR_AUDITOR, REPAIR_LOCKS, REPAIR_WORKERS, BROKERS, BALANCER, MEMBERS, BUNDLE_OWNERS,
+)  # fmt: skip
 """The nodes whose records end with the session of a process, and the folders of such nodes."""
 
 

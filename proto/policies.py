@@ -246,6 +246,7 @@ NAMESPACE_ONLY_POLICIES: tuple[str, ...] = tuple(
 PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
 """The largest number of properties of a namespace or a topic, and the largest size of all their names and values
 together, in bytes."""
+BACKLOG_QUOTA_FIELDS = ("backlog_quota_bytes", "backlog_quota_s")
 RETENTION_FIELD_PAIRS = (("retention_minutes", "retention_mib"), ("unsubscribed_minutes", "unsubscribed_mib"))
 """The pairs of fields, a time and a size, that must be set together."""
 _SIGNED = {name for pair in RETENTION_FIELD_PAIRS for name in pair}
@@ -297,8 +298,12 @@ def complete_retention_pairs(policies: Policies) -> Policies:
 
 
 def remove_policies(policies: Policies, *names: str) -> Policies:
-    """Returns a copy of the policies in which the fields `names` are not set, so that they are inherited."""
-    return msgspec.structs.replace(policies, **dict.fromkeys(names))
+    """Returns a copy of the policies in which the fields `names` are not set, so that they are inherited. With the last
+    backlog quota, its policy is not set either."""
+    left = msgspec.structs.replace(policies, **dict.fromkeys(names))
+    if not {*BACKLOG_QUOTA_FIELDS} & {*names} or any(getattr(left, name) is not None for name in BACKLOG_QUOTA_FIELDS):
+        return left
+    return msgspec.structs.replace(left, backlog_quota_policy=None)
 
 
 def check_properties(properties: dict[str, str]) -> dict[str, str]:

@@ -525,11 +525,7 @@ def _quotas(base: str, place: GetPolicyPlace) -> None:
         kind = _kind(call)
         if kind not in QUOTA_FIELDS:
             raise HttpError("backlogQuotaType is destination_storage or message_age", 412)
-        left = await read_policies(call, place(call))
-        other = left.backlog_quota_s if kind == "destination_storage" else left.backlog_quota_bytes
-        await change_policies(
-            call, place(call), {}, (*QUOTA_FIELDS[kind], *(() if other else ("backlog_quota_policy",)))
-        )
+        await change_policies(call, place(call), {}, QUOTA_FIELDS[kind])
 
 
 def _kind(call: RestRequest) -> str:

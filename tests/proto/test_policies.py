@@ -39,6 +39,15 @@ def test_what_is_set_stays_until_it_is_set_again_or_inherited_again() -> None:
     assert remove_policies(policies, "message_ttl_s") == Policies(max_producers=0)
 
 
+def test_the_policy_of_backlog_quotas_goes_with_the_last_of_them() -> None:
+    both = Policies(backlog_quota_bytes=1, backlog_quota_s=2, backlog_quota_policy="producer_exception")
+    one = remove_policies(both, "backlog_quota_bytes")
+    assert one == Policies(backlog_quota_s=2, backlog_quota_policy="producer_exception")
+    assert remove_policies(one, "backlog_quota_s") == Policies()
+    alone = Policies(backlog_quota_policy="producer_exception")
+    assert remove_policies(alone, "message_ttl_s") == alone
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from magnetar.bookie.format import mark as note
@@ -22,7 +23,7 @@ from magnetar.broker.topic.dedup_core import DedupSnapshot
 from magnetar.broker.transaction import log as coordinator
 from magnetar.cli.common.processes import Processes
 from magnetar.ledger import peer_format as peer
-from magnetar.metadata import records
+from magnetar.metadata import records, transfer
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import versions
 from magnetar.proto.checksum import crc32c
@@ -142,6 +143,11 @@ def _envelope() -> object:
     return envelope.decode_envelope(bytes(header))
 
 
+def _export() -> object:
+    head = transfer.ExportHead(versions.METADATA_EXPORT.version + 1, "", 0)
+    return transfer.parse_export([msgspec.json.encode(head)], "x")
+
+
 def _peer() -> object:
     head = bytearray(peer.encode_ping_request())
     head[0] += 1
@@ -153,7 +159,7 @@ READERS: dict[versions.StoredFormat, Callable[[], object]] = {
     versions.NOTE: _note, versions.CURSOR: _cursor, versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
     versions.OUTCOMES: _outcomes, versions.COORDINATOR: _coordinator, versions.COMPACTED: _compacted,
     versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
-    versions.PEER: _peer, versions.KEY_INDEX: _key_index,
+    versions.PEER: _peer, versions.KEY_INDEX: _key_index, versions.METADATA_EXPORT: _export,
 }  # fmt: skip
 RAISED: dict[versions.StoredFormat, type[Exception]] = {
     versions.METADATA_RECORD: records.DamagedRecord, versions.PEER_ENVELOPE: envelope.WrongEnvelopeMagic,
