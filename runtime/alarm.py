@@ -2,7 +2,7 @@
 
 The event loop's time and a `Clock` have different origins in the simulator, so a moment of the clock is no argument of
 `loop.call_at`. An alarm converts it to seconds from now. Rounding may make the loop call `ring` slightly early: the
-owner must compare the clock with its deadline, and set the alarm again, at least RESOLUTION_S later.
+owner must compare the clock with its deadline, and set the alarm again, at least ALARM_RESOLUTION_S later.
 
 Also in this file, below its heading: slices of the event loop, for long work (turns).
 """
@@ -32,7 +32,8 @@ class AlarmTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_if_earlier(self, when: float) -> None:
-        """Sets the alarm to the time `when`, unless it is set to an earlier time."""
+        """Sets the alarm to the time `when` (seconds of the monotonic clock), unless it is set to an earlier time. It
+        rings ALARM_RESOLUTION_S from now at the earliest."""
         if when < self.at:
             self.cancel()
             self.at = when
@@ -59,7 +60,7 @@ class AlarmTimer:
 #         if turns.is_slice_used_up:
 #             await turns.begin_slice()
 #
-# A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
+# A slice lasts LOOP_SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
 # entries, what is not is refused before (broker/grpc/translate.py). In a simulation a slice never ends: no
 # time passes within one step of it. Guarding test: tests/broker/grpc/test_extreme_requests.py.
 
@@ -70,7 +71,8 @@ LOOP_SLICE_S = 0.002
 
 
 class EventLoopSlices:
-    """Divides a long computation into time slices, so that other tasks of the event loop run between two slices."""
+    """Divides a long computation into time slices, so that other tasks of the event loop run between two slices. `end`:
+    the time at which the present slice ends, in seconds of the monotonic clock."""
 
     __slots__ = ("_clock", "end")
 
@@ -84,6 +86,6 @@ class EventLoopSlices:
         return self._clock.monotonic() > self.end
 
     async def begin_slice(self) -> None:
-        """Lets other tasks of the event loop run, and then begins the next time slice, of SLICE_S seconds."""
+        """Lets other tasks of the event loop run, and then begins the next time slice, of LOOP_SLICE_S seconds."""
         await asyncio.sleep(0)
         self.end = self._clock.monotonic() + LOOP_SLICE_S

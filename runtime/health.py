@@ -1,16 +1,17 @@
 """The health of this process: the heartbeat of its event loop, the answers to probes, and the notifications to systemd.
 
-    HEARTBEAT.start()                            in the event loop, once: beats each BEAT_S
+    LOOP_HEARTBEAT.start()                       in the event loop, once: beats each BEAT_INTERVAL_S
     server = HealthServer.start(endpoint)        answers GET /livez, /startz and /readyz, in threads of its own
-    HEALTH.readiness = why_not_ready             a coroutine function that returns reasons; no reasons: it is ready
+    PROCESS_HEALTH.readiness = why_not_ready     a coroutine function that returns reasons; no reasons: it is ready
     notify_systemd("READY=1")                    does nothing if systemd did not start the process
 
-**/livez** is 200 while the last beat is younger than HUNG_S, else 503. It asks neither another process nor the event
-loop, because it must answer when the event loop hangs. **/startz** is 200 once the process has started, whatever
+**/livez** is 200 while the last beat is younger than HUNG_AFTER_S, else 503. It asks neither another process nor the
+event loop, because it must answer when the event loop hangs. **/startz** is 200 once the process has started, whatever
 happens later. **/readyz** is 200 if `PROCESS_HEALTH.readiness` returns no reason, else 503 and a line for each reason
-(with `Accept: application/json` an object). If the event loop does not answer within READY_S, that is a reason too.
-Probes need no credentials, so the answers say nothing about stored data. At most CONNECTIONS_MAX connections are open,
-each for REQUEST_S at most. If one more comes, the oldest is closed, so that idle connections make no probe fail.
+(with `Accept: application/json` an object). If the event loop does not answer within READINESS_TIMEOUT_S, that is a
+reason too. Probes need no credentials, so the answers say nothing about stored data. At most CONNECTIONS_MAX
+connections are open, each for REQUEST_TIMEOUT_S at most. If one more comes, the oldest is closed, so that idle
+connections make no probe fail.
 **systemd** gets a notification at the start (READY=1), at each beat if it asked for a watchdog (WATCHDOG=1), and at the
 end (STOPPING=1): sd_notify(3). Guarding tests: tests/runtime/test_health.py.
 """
@@ -54,9 +55,9 @@ _LOG = logging.getLogger("magnetar.health")
 
 # ----------------------------------------------------------------------------------------------------- heartbeat
 class EventLoopHeartbeat:
-    """A function that one event loop calls every BEAT_S (a beat); the delay of the calls shows how busy the loop is.
-    Other threads may read the results. `beat_at`: the time of the last beat, by the monotonic clock; None: there was
-    none."""
+    """A function that one event loop calls every BEAT_INTERVAL_S (a beat); the delay of the calls shows how busy the
+    loop is. Other threads may read the results. `beat_at`: the time of the last beat, by the monotonic clock; None:
+    there was none."""
 
     def __init__(self) -> None:
         self.beat_at: float | None = None  # by the monotonic clock; None: it has not begun
@@ -79,7 +80,7 @@ class EventLoopHeartbeat:
 
     @property
     def lag_s(self) -> float:
-        """Returns the longest delay of a beat in the last minute, in seconds."""
+        """Returns the longest delay of a beat in the last minute, in seconds; 0 if there was none."""
         late = 0.0 if self.beat_at is None else _now() - self.beat_at - BEAT_INTERVAL_S
         return max(late, *self._lags, 0.0)
 
@@ -129,7 +130,7 @@ class Health:
         notify_systemd("STOPPING=1")
 
     async def why_not_ready(self) -> Sequence[str]:
-        """Returns the reasons why the process is not ready; empty if it is."""
+        """Returns the reasons why the process is not ready; empty if it is. Raises the errors of `readiness`."""
         return await self.readiness()
 
 
@@ -244,7 +245,7 @@ class HealthServer:
 
 
 def _read_head(connection: socket.socket) -> str:
-    """Returns the head of a request. Raises TimeoutError if it does not arrive within REQUEST_S."""
+    """Returns the head of a request. Raises TimeoutError if it does not arrive within REQUEST_TIMEOUT_S."""
     head, deadline = b"", _now() + REQUEST_TIMEOUT_S
     while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES_MAX:
         connection.settimeout(max(0.01, deadline - _now()))

@@ -1,6 +1,6 @@
 """Metrics: plain numbers while the process works, one `MetricsPage` of Prometheus text per request.
 
-    self.sync_seconds = Histogram(SECONDS)                 # each part has its own integers and histograms
+    self.sync_seconds = Histogram(DURATION_BOUNDS)                 # each part has its own integers and histograms
     self.sync_seconds.observe_value(0.0002)                # a bisection in C and a list element, about 0.3 µs
     page.add_histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)  # read for each page
     page.add_foreign("bookie_ledgers_count", "…", 7)       # the same number under another system's name
@@ -94,9 +94,8 @@ class Histogram:
     unbounded.
 
     Only one thread may observe, and it must also make the page. A caller that observes one value per message may append
-    it to the list `waiting`, and call `count_waiting_values` when the list has WAITING values. The values in the list
-    are counted then, or when the counts are read.
-    """
+    it to the list `waiting`, and call `count_waiting_values` when the list has WAITING_VALUES_MAX values. The values in
+    the list are counted then, or when the counts are read."""
 
     __slots__ = ("_counts", "_total", "bounds", "waiting")
 
@@ -167,7 +166,8 @@ class RecentQuantiles:
     def compute_quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
         """Returns one quantile for each share in `wanted` (0.99: the 99th percentile), in the same order; NaN if there
         are no values. `key` identifies the histogram, and must be the same in all calls for it; `now` is a time in
-        seconds. A quantile is interpolated inside its bucket; in the last bucket it is the last bound."""
+        seconds. A quantile is interpolated inside its bucket; in the last bucket it is the last bound. The first call
+        for a `key` uses all values that the histogram got so far."""
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
         if now - since >= QUANTILE_WINDOW_S or key not in self._looks:
@@ -222,7 +222,7 @@ class MetricSeries:
         self.lines.append(f"{labels}{value}\n")
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields the text of the metric in pieces of at most CHUNK_LINES lines, so that making one piece blocks the
+        """Yields the text of the metric in pieces of at most LINES_PER_CHUNK lines, so that making one piece blocks the
         interpreter only for a short time. Yields nothing if there are no lines."""
         for first in range(0, len(self.lines), LINES_PER_CHUNK):
             text = self._name + self._name.join(self.lines[first : first + LINES_PER_CHUNK])
@@ -233,15 +233,17 @@ METRICS_LEVELS = ("topic", "namespace", "none")
 
 
 class MetricsQuery(NamedTuple):
-    """The parsed query of a request for metrics: `level=topic&namespace=T/N` in its URL."""
+    """The parsed query of a request for metrics: `level=topic&namespace=T/N` in its URL. `level`: for what the page has
+    numbers of their own, beside those of the server."""
 
-    level: str = ""  # one of LEVELS; "": as the server is set
+    level: str = ""  # one of METRICS_LEVELS; "": as the server is set
     namespace: str = ""  # T/N: only its topics, and only its sums beside those of the server; "": of all
 
     @classmethod
     def parse(cls, text: str) -> MetricsQuery:
         """Returns the MetricsQuery for the query part of a URL; "" gives the defaults. Raises InvalidRequest if a
-        parameter is unknown or its value is invalid, ValueError if there are more than 8 parameters."""
+        parameter is unknown or its value is invalid (InvalidName for a namespace), ValueError if there are more than 8
+        parameters."""
         found = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=8)) if text else {}
         unknown = sorted(found.keys() - {"level", "namespace"})
         if unknown:

@@ -218,7 +218,7 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
             """
 
     class Handler(_SilentHandler):
-        """A handler that ends a request after REQUEST_S."""
+        """A handler that ends a request after REQUEST_TIMEOUT_S."""
 
         timeout = REQUEST_TIMEOUT_S
 

@@ -13,8 +13,8 @@ decisions of the parent are in runtime/schedule_core.py.
 - *The parent dies*: its processes are killed with it (Linux: PR_SET_PDEATHSIG), or end themselves when their link to it
   ends (`ParentLink`). So `kill -9` of the parent is `kill -9` of all.
 - *Systemd's watchdog*: each process that serves sends BEAT to the parent while its event loop runs, and the parent
-  notifies systemd (WATCHDOG=1). If the loop of one process has not run for HUNG_S, the parent sends no notification any
-  more, and systemd restarts the whole server after its WatchdogSec.
+  notifies systemd (WATCHDOG=1). If the loop of one process has not run for HUNG_AFTER_S, the parent sends no
+  notification any more, and systemd restarts the whole server after its WatchdogSec.
 - *Files and ports* that the parent holds (the lock of the folder, reserved ports) are held by its processes too: they
   are free when the last one has ended.
 
@@ -113,8 +113,9 @@ class ParentProcess:
 
     def run(self) -> int:
         """Runs the processes until all have ended, and returns the exit code of the server. The code is 0 after
-        SIGTERM, 130 after SIGINT, else the exit code of the process that could not start. Replaces the handlers of
-        these signals until then. A forked process never returns from this call."""
+        SIGTERM, 130 after SIGINT, else the exit code of the process that could not start: 1 if it ended with 0, 128
+        plus the number of the signal if one ended it. Replaces the handlers of these signals until then. A forked
+        process never returns from this call."""
         tune_glibc_heap()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
@@ -382,7 +383,7 @@ def _die_with(parent: int) -> None:
 # | kind | from | number | body |
 # |---|---|---|---|
 # | READY | the process | 0 | JSON: the facts of the ready line |
-# | BEAT | the process | 0 | empty: its event loop runs; each BEAT_S from READY on, if systemd watches the parent |
+# | BEAT | the process | 0 | empty: its loop runs; each BEAT_INTERVAL_S from READY on, if systemd watches the parent |
 # | ASK | the process | of its question | which metrics of the others: the query of a page |
 # | FACTS | the parent | of that question | JSON: {"restarts": {name: count}, "asked": [names]} |
 # | PAGE | the parent | of that question | one name of them, a line end, the text |
@@ -499,15 +500,15 @@ class ParentLink:
         self._tasks.spawn(self._read(reader, text), "child-link")
 
     async def detach(self) -> None:
-        """Closes the link to the parent, at the end of this process. Afterwards the process does not notice when the
-        parent ends."""
+        """Closes the link to the parent, at the end of this process, and cancels the answers that are being made for
+        it. Afterwards the process does not notice when the parent ends."""
         await self._tasks.close()
         if self._writer is not None:
             self._writer.close()
 
     def report_ready(self, **facts: object) -> None:
         """Tells the parent process that this process is ready to serve clients. `facts`: values that the parent shows,
-        by name, such as the URL. If systemd watches the parent, sends a beat every BEAT_S from now on."""
+        by name, such as the URL. If systemd watches the parent, sends a beat every BEAT_INTERVAL_S from now on."""
         shown = {name: str(value) for name, value in facts.items()}
         self._send(LinkFrame(LinkFrameKind.READY, 0, json.dumps(shown).encode()))
         if os.environ.get("WATCHDOG_USEC"):  # of the parent, which alone speaks to systemd
@@ -519,8 +520,9 @@ class ParentLink:
             loop.call_later(BEAT_INTERVAL_S, self._beat, loop)
 
     async def ask_metrics_of_others(self, query: str = "") -> OtherProcessMetrics:
-        """Asks the other processes of the server for their metrics, waits for them at most OTHERS_S, and returns the
-        answers that arrived. `query`: the query part of a metrics URL (`MetricsQuery` in runtime/metrics.py)."""
+        """Asks the other processes of the server for their metrics, waits for them at most OTHERS_METRICS_WAIT_S, and
+        returns the answers that arrived. `query`: the query part of a metrics URL (`MetricsQuery` in
+        runtime/metrics.py)."""
         async with self._asking:
             self._last += 1
             question = self._questions[self._last] = _Question()

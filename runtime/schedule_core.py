@@ -11,10 +11,10 @@
 | a process | ends | then |
 |---|---|---|
 | before all have served | with any code | the others are stopped, and its code is the server's: it cannot start |
-| later, after SOUND_S | the same, with any code | it is started again at once; the others go on |
+| later, after STABLE_AFTER_S | the same, with any code | it is started again at once; the others go on |
 | later, sooner than that | the same | after RETRY_MIN_S, then twice as long each time, up to RETRY_MAX_S |
 | that has to stop | | it is not started again; when its whole tier has ended the tier before it is stopped |
-| that has to stop | not within STOP_S, or its own time for that | KillProcess |
+| that has to stop | not within CHILD_STOP_TIMEOUT_S, or its own time for that | KillProcess |
 
 `code` is an exit code, or 128 plus the number of the signal. Guards: tests/runtime/test_schedule.py.
 """
@@ -77,7 +77,8 @@ class ProcessState(enum.Enum):
 
 class ManagedProcess:
     """One process of the server as the schedule sees it: its state and its restarts. `due`: when it is started again,
-    or killed, if it is to be; None otherwise."""
+    or killed, if it is to be; None otherwise. `stop_s`: the seconds that it has for its end. `began`: when it was
+    started last. Times are monotonic seconds."""
 
     def __init__(self, name: str, stop_s: float) -> None:
         self.name = name
@@ -101,7 +102,7 @@ class ProcessSchedule:
 
     def __init__(self, tiers: Sequence[Sequence[str]], stop_s: Mapping[str, float] = MappingProxyType({})) -> None:
         """Creates the schedule. `tiers`: the names of the processes. `stop_s`: by process, how many seconds it has for
-        its end, if not STOP_S."""
+        its end, if not CHILD_STOP_TIMEOUT_S."""
         self._tiers = [
             [ManagedProcess(name, stop_s.get(name, CHILD_STOP_TIMEOUT_S)) for name in tier] for tier in tiers
         ]
@@ -117,7 +118,7 @@ class ProcessSchedule:
 
     def on_process_ready(self, name: str, now: float) -> list[ProcessEffect]:
         """Fact: a process serves. When its whole tier serves, the next tier is started; after the last tier, returns
-        ReportServing, once."""
+        ReportServing, once. Otherwise returns []."""
         member = self._by_name[name]
         if member.state is not ProcessState.STARTING:
             return []  # it was told to end meanwhile
@@ -133,7 +134,9 @@ class ProcessSchedule:
         return [ReportServing()]
 
     def on_process_exited(self, name: str, code: int, now: float) -> list[ProcessEffect]:
-        """Fact: a running process has ended with this exit code."""
+        """Fact: a running process has ended with this exit code. Before all processes have served, all others are
+        stopped. Later, it is started again, at once or when it is due. While the server stops, the next tier is stopped
+        when this one has ended."""
         member = self._by_name[name]
         assert member.is_running, f"{name} ends, and did not run"
         if self._code is not None:
@@ -151,8 +154,7 @@ class ProcessSchedule:
         return self.tick(now)
 
     def stop(self, code: int, now: float) -> list[ProcessEffect]:
-        """Begins to stop all processes. `code` will be the exit code of the server. Does nothing if it stops already.
-        """
+        """Begins to stop all processes. `code` will be the exit code of the server. Returns [] if it stops already."""
         if self._code is not None:
             return []
         self._code = code

@@ -52,7 +52,7 @@ class TokenBucket:
 
     def set_rate(self, rate: float, now: float, burst: float | None = None) -> None:
         """Changes the rate (tokens per second) and the burst. A debt from the old rate remains, and is paid back at the
-        new rate."""
+        new rate. `burst`: as in the constructor; `now`: seconds."""
         self._fill(now)
         self.rate, self._burst = rate, burst
         self._tokens = min(self._tokens, self.burst)
@@ -68,7 +68,7 @@ class TokenBucket:
         return self._tokens
 
     def delay_s(self, now: float) -> float:
-        """Returns the seconds until tokens are available again: at least RESOLUTION_S, or 0 if some are available now.
+        """Returns the seconds until tokens are available again: at least WAIT_S_MIN, or 0 if some are available now.
         """
         self._fill(now)
         return 0.0 if self._tokens > 0 else max(WAIT_S_MIN, -self._tokens / self.rate)

@@ -38,8 +38,8 @@ refused."""
 CHECKS_PER_LIMIT = 4
 """Number of looks at the streams within the shorter of the two times."""
 TIGHT_MEMORY_CHECKS = 2
-"""Looks after which, while memory is tight, a caller that took nothing is cut, if more than CROWDED_BYTES wait for it.
-While there is none, after one."""
+"""Looks after which, while memory is tight, a caller that took nothing is cut, if more than TIGHT_MEMORY_QUEUE_BYTES
+wait for it. While there is none, after one."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -145,8 +145,8 @@ class OpenStreams:
 #     principal = await callers.admit(caller, path)     or raises the guard's error, which the audit log records
 #     with callers.end_when_credentials_expire(principal, stream.terminate_with_error): …
 #
-# A stream ends when the credentials of its caller expire, and within LOOK_S after the guard says that they have lapsed.
-# The error is CredentialsExpired, so a client connects again, and is refused if its credentials are not valid.
+# A stream ends when the credentials of its caller expire, and within STREAM_CHECK_S after the guard says that they have
+# lapsed. The error is CredentialsExpired, so a client connects again, and is refused if its credentials are not valid.
 
 
 STREAM_CHECK_S = 2.0
@@ -172,7 +172,8 @@ class CallerAuthenticator:
 
     async def admit(self, caller: Caller, path: str) -> Principal:
         """Authenticates a caller, and checks that it may call the rpc `path`. Returns its principal; LOCAL if the
-        listener has no guard. Raises the errors of the guard (`Guard`), and writes each refusal to the audit log."""
+        listener has no guard. Raises the errors of the guard (Unauthenticated, Unauthorized, Unavailable), and writes
+        each refusal to the audit log."""
         if self._guard is None:
             return LOCAL_PRINCIPAL
         try:
@@ -195,7 +196,7 @@ class CallerAuthenticator:
     @contextmanager
     def end_when_credentials_expire(self, principal: Principal, end: EndCall) -> Iterator[None]:
         """While the `with` block runs, calls `end` with the error CredentialsExpired when the credentials of the
-        principal expire, or at most LOOK_S seconds after they were revoked."""
+        principal expire, or at most STREAM_CHECK_S seconds after they were revoked."""
         key, timer = object(), self._expiry(principal, end)
         if principal.kind is PrincipalKind.CLIENT:
             self._held[key] = principal, end
@@ -259,7 +260,8 @@ ALPN_PROTOCOL = "h2"
 
 
 def make_authorization_header(access: CallerAccess) -> bytes:
-    """Returns the value of the header `authorization` for a client's credentials; b"" if there are none."""
+    """Returns the value of the header `authorization` for a client's credentials; b"" if there are none. Raises the
+    errors of `access.authorization`."""
     return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
 
 

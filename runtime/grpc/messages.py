@@ -208,8 +208,8 @@ class MessageStream(Http2Stream):
 # An envelope of a gRPC stream, `{repeated X items = 1}`, by its bytes: put together, and gone through item by item.
 #
 # Two bytes of an envelope are an item, so one of very many items is parsed in slices: ITEMS_AT_ONCE, or at a server
-# PARSED_AT_ONCE bytes. Protobuf copies a field of bytes twice, when it parses it and when it is read; a long one is
-# left where it came (`LongItem`). Guards: tests/runtime/grpc/test_rpc.py, tests/runtime/grpc/test_envelope.py.
+# PARSED_BYTES_AT_ONCE bytes. Protobuf copies a field of bytes twice, when it parses it and when it is read; a long one
+# is left where it came (`LongItem`). Guards: tests/runtime/grpc/test_rpc.py, tests/runtime/grpc/test_envelope.py.
 
 
 ITEMS_AT_ONCE = 2000
@@ -264,7 +264,7 @@ def measure_item_to_parse(data: bytes | bytearray, offset: int, copied: frozense
     """Returns (the offset after the item that begins at `offset`, the number of its bytes that protobuf must parse).
     The number is 0 if the item consists of a field whose tag is in `copied`, or of an id and such a field. Raises
     WrongProtocol if there is no item at `offset`, MessageTooLarge if protobuf would have to parse more than
-    PARSED_AT_ONCE bytes.
+    PARSED_BYTES_AT_ONCE bytes.
 
     Reads only lengths, because most items are entries of some hundred KiB, and reading their bytes would cost more than
     all other work here. `copied` is None at a client: then the item is not checked, and the number is 0.
@@ -292,7 +292,7 @@ _NUMBER = 0x08  # tag of field 1, a number
 
 def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
     """Returns whether the envelopes are too much to be parsed at once: more than 2 * ITEMS_AT_ONCE items, or more than
-    PARSED_AT_ONCE bytes. Raises the errors of `measure_item_to_parse`."""
+    PARSED_BYTES_AT_ONCE bytes. Raises the errors of `measure_item_to_parse`."""
     heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
     items = parsed = 0
     for data in envelopes:

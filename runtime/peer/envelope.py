@@ -3,10 +3,10 @@
 All integers big-endian. Part 0 is the header, the parts after it are the large payload frames, in order:
 
     header = magic 4 ("MGTP") | version u8 (1) | kind u8 | identity 16 | count u32 | item × count
-    item   = id u64 | head size u32 | frames u32 | frame size u32 × frames | head | frames of at most INLINE_BYTES
+    item   = id u64 | head size u32 | frames u32 | frame size u32 × frames | head | short frames
 
-A frame of more than INLINE_BYTES is a part of its own (sent and received without a copy when it is large). A smaller
-frame is in the header, after its item's head: a ZeroMQ part costs a few microseconds, whatever its size.
+A frame of more than INLINE_FRAME_BYTES_MAX is a part of its own (sent and received without a copy when it is large). A
+smaller frame is in the header, after its item's head: a ZeroMQ part costs a few microseconds, whatever its size.
 `identity`: in requests the server that is addressed, in replies the server that answers.
 
 | kind | from | meaning |
@@ -42,8 +42,9 @@ FRAMES_PER_ITEM_MAX = 65536
 """Frames of one item. More are malformed: they would not fit the largest message with any content."""
 
 MULTIPART_BYTES_MAX = 2 * MESSAGE_BYTES_MAX
-"""Most bytes of the header and the parts that it announces; a part has more than INLINE_BYTES, so there are 8,192 at
-most. The largest request is an entry of 8 MiB; the largest answer the entries of a read, 4 MiB and one more entry."""
+"""Most bytes of the header and the parts that it announces; a part has more than INLINE_FRAME_BYTES_MAX, so there are
+8,192 at most. The largest request is an entry of 8 MiB; the largest answer the entries of a read, 4 MiB and one more
+entry."""
 
 _HEADER = struct.Struct(">4sBB16sI")
 _ITEM = struct.Struct(">QII")
@@ -65,7 +66,8 @@ _KINDS = {int(kind): kind for kind in EnvelopeKind}
 
 
 class MalformedEnvelope(ValueError):
-    """Raised when bytes are not a valid envelope: lengths are wrong, or there are too many or too few parts."""
+    """Raised when bytes are not a valid envelope: lengths are wrong, there are too many or too few parts, or more bytes
+    are announced than a message may have."""
 
 
 class WrongEnvelopeMagic(ValueError):

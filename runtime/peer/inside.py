@@ -9,8 +9,8 @@ The rest of the contract (`runtime/network.py`) holds:
 
 | | |
 |---|---|
-| requests of one turn | reach the service together, in the next turn; about TURN_BYTES at once |
-| a server that is slowed down | takes a batch of COALESCE_BYTES from one peer in turn every SLOW_S |
+| requests of one turn | reach the service together, in the next turn; about BYTES_PER_TURN at once |
+| a server that is slowed down | takes a batch of COALESCE_BYTES from one peer in turn every SLOWED_RECEIVE_S |
 | a peer's queue | QUEUE_BYTES_MAX; past it BackPressure, definite |
 | deadlines | one alarm for all requests of a peer (`RequestsInFlight`) |
 | a server that closes | requests without an answer: ConnectionLost, unknown |
@@ -111,7 +111,8 @@ class RequestsInFlight:
             self._broke(error)
 
     def fail(self, id_: int, error: MagnetarError) -> None:
-        """Fails the request `id_` with `error`. Does nothing if the request has an outcome already."""
+        """Fails the request `id_` with `error`. Does nothing if the request has an outcome already. An error that the
+        listener raises is reported to the event loop."""
         entry = self._waiting.pop(id_, None)
         if entry is not None:
             self._fail(entry[0], error)
@@ -159,7 +160,7 @@ QueuedItem = tuple[int, bytes, Sequence[Buffer]]
 
 
 def message_bytes(head: bytes, frames: Sequence[Buffer]) -> int:
-    """Returns how many bytes a request or a reply counts in a queue: its content and ITEM_BYTES."""
+    """Returns how many bytes a request or a reply counts in a queue: its content and ITEM_OVERHEAD_BYTES."""
     size = ITEM_OVERHEAD_BYTES + len(head)
     for frame in frames:
         size += len(frame)
@@ -167,7 +168,8 @@ def message_bytes(head: bytes, frames: Sequence[Buffer]) -> int:
 
 
 class SendQueue:
-    """The queue of messages for one connection. Decides how many of them the next multipart message contains."""
+    """The queue of messages for one connection. Decides how many of them the next multipart message contains. `items`:
+    (bytes that it counts, message) of each, the oldest first; `bytes`: their sum."""
 
     __slots__ = ("bytes", "items")
 
@@ -214,8 +216,8 @@ class SendQueue:
 
 
 class InProcessRequest:
-    """A request (`runtime.network.Request`) between two parts of the same process. The object exists from the queue of
-    the peer until the answer. `InProcessPeer.send_request` sets its fields; `size` is the number of bytes that it
+    """A request (`runtime.network.PeerRequest`) between two parts of the same process. The object exists from the queue
+    of the peer until the answer. `InProcessPeer.send_request` sets its fields; `size` is the number of bytes that it
     counts in the queue. The `AnswerListener` of a request may be a subclass of this class, which saves an object per
     request."""
 
@@ -279,7 +281,7 @@ class InProcessServer:
         self._service(came)
 
     def receive_slowly(self, slow: bool) -> None:
-        """With `slow`, receives a batch from one peer every SLOW_S; without, receives normally again."""
+        """With `slow`, receives a batch from one peer every SLOWED_RECEIVE_S; without, receives normally again."""
         self._slow = slow
         if self._next is not None:
             self._next.cancel()

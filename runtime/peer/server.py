@@ -6,11 +6,12 @@ together, per connection. A connection that accepts nothing now is tried again e
 connection is bounded (`runtime/peer/inside.py`). An answer above the bound is dropped and counted, and its request
 times out at the client.
 
-**Back-pressure.** A turn receives about TURN_BYTES. After `slow_down(True)` it is one multipart every SLOW_S (a ROUTER
-receives from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MAX multiparts of each connection), then in
-the kernel's buffers, then at the client: in ZeroMQ, in its queue, and at last as BackPressure. Receiving never stops
-completely: ZeroMQ does not read a connection whose queue is full, nor its heartbeats, and after some seconds would drop
-a client that only waits. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
+**Back-pressure.** A turn receives about BYTES_PER_TURN. After `receive_slowly(True)` it is one multipart every
+SLOWED_RECEIVE_S (a ROUTER receives from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MULTIPARTS_MAX
+multiparts of each connection), then in the kernel's buffers, then at the client: in ZeroMQ, in its queue, and at last
+as BackPressure. Receiving never stops completely: ZeroMQ does not read a connection whose queue is full, nor its
+heartbeats, and after some seconds would drop a client that only waits. Guard:
+`test_a_server_that_is_slowed_down_takes_in_little`.
 
 Also in this file, below its heading: how many connections a peer server has (accepted).
 """
@@ -147,7 +148,7 @@ _RETRY_S = 0.002
 """Seconds between tries to send: a ROUTER does not report when one of its routes takes messages again."""
 
 ANSWERS_BYTES_MAX = 256 << 20
-"""Bound of all queues together; above it a connection with more than LAGGARD_BYTES in its queue gets no more."""
+"""Bound of all queues together; above it a connection with more than LAGGARD_QUEUE_BYTES in its queue gets no more."""
 LAGGARD_QUEUE_BYTES = 4 << 20
 
 RECEIVED_MULTIPARTS_MAX = 16
@@ -155,7 +156,7 @@ RECEIVED_MULTIPARTS_MAX = 16
 
 
 class ZmqRequest:
-    """A request that a server received over ZeroMQ (`runtime.network.Request`), with the route to its sender."""
+    """A request that a server received over ZeroMQ (`runtime.network.PeerRequest`), with the route to its sender."""
 
     __slots__ = ("_came", "_id", "_server", "connection", "frames", "head")
 
@@ -244,7 +245,7 @@ class ZmqPeerServer:
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Closes the server. Answers that the socket accepts at once are still sent. Waits `grace_s` seconds, then
-        until the port is free. A second call does nothing."""
+        until the port is free, but at most a second. A second call does nothing."""
         if self._closed:
             return
         self._flush()
@@ -380,7 +381,8 @@ async def serve(
     context: ZmqContext, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
 ) -> ZmqPeerServer:
     """Starts a peer server at `endpoint` (port 0: a free port), and returns it. `identity`: of this server, 16 bytes.
-    Without `access`, connections are not encrypted. Raises Busy if the port is taken."""
+    Without `access`, connections are not encrypted. Raises Busy if the port is taken or the host is unknown,
+    zmq.ZMQError if the process may not open another socket."""
     import zmq
 
     assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
@@ -407,7 +409,8 @@ async def serve(
 
 
 def is_local(address: str) -> bool:
-    """Returns whether an IP address belongs to this machine: only such an address can be bound."""
+    """Returns whether an IP address belongs to this machine: only such an address can be bound. Returns False for the
+    wildcard addresses, and for a text that is no address."""
     address = address.removeprefix("::ffff:")
     family = socketlib.AF_INET6 if ":" in address else socketlib.AF_INET
     try:

@@ -43,8 +43,8 @@ _ZEROS = bytes(FILE_PAGE_BYTES)
 
 
 class SimPages:
-    """The content of a simulated file, in pages of PAGE_BYTES. `size`: of the file, in bytes. Pages that contain only
-    zeros are not stored."""
+    """The content of a simulated file, in pages of FILE_PAGE_BYTES. `size`: of the file, in bytes. Pages that contain
+    only zeros are not stored."""
 
     __slots__ = ("_pages", "size")
 
@@ -169,7 +169,8 @@ class UnsyncedResize:
 
 class SimInode:
     """The content of a simulated file. `now`: the content that a read returns. `durable`: the content that certainly
-    survives a power loss. `volatile`: the unsynced changes between the two, in order."""
+    survives a power loss. `number`: of the operation that created the file. `volatile`: the unsynced changes between
+    the two, in order."""
 
     __slots__ = ("durable", "now", "number", "volatile")
 
@@ -291,7 +292,8 @@ class NameChange:
 
 class SimDisk:
     """The simulated disk of one node. It has one root directory; absolute and relative paths both begin there.
-    `operations`: the number of operations so far. Methods that name a file raise FileNotFoundError if there is none."""
+    `operations`: the number of operations so far. `faults`: the faults that a test injects; `record` is called with
+    each operation that takes effect. Methods that name a file raise FileNotFoundError if there is none."""
 
     def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self.root = SimDirectory()
@@ -308,7 +310,7 @@ class SimDisk:
     # ------------------------------------------------------------------ faults
     def crash_at_operation(self, operations: int, strike: Callable[[], None]) -> None:
         """Sets a crash: the disk will call `strike` just before the `operations`-th operation from now (1: the next
-        one). `strike` may raise SimulatedDeath."""
+        one). `strike` may raise SimulatedDeath. Replaces an earlier plan."""
         assert operations >= 1
         self._armed = (self.operations + operations, strike)
 
@@ -417,7 +419,8 @@ class SimDisk:
         return node
 
     def used_bytes(self) -> int:
-        """Returns how many bytes are used: the sizes of all files, and ENTRY_BYTES for each file and directory."""
+        """Returns how many bytes are used: the sizes of all files, and EMPTY_INODE_BYTES for each file and directory.
+        """
         total = 0
         for directory, _ in self._walk(self.root, "/"):
             for node in directory.now.values():

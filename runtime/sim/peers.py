@@ -87,7 +87,8 @@ def make_hello(access: PeerClientKeys) -> list[bytes]:
 async def answer_hello(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
     """Returns the server's answer to the handshake message HELLO of a client, and the key of the client if the answer
     is WELCOME, else "". `access` None: the server has no keys. An empty answer means that the server breaks the
-    connection off."""
+    connection off: the client wants a server with another key, or the gate cannot decide. `parts`: the message of
+    `make_hello`."""
     if access is None:
         return [REFUSED, NO_KEYS_REFUSAL], ""
     public, secret, server = parts[1].decode(), parts[2], parts[3].decode()
@@ -318,11 +319,11 @@ def decode_envelope_parts(parts: list[bytes]) -> Envelope:
 # --------------------------------------------------------------------------------------------------- peer_server
 # The server end of simulated peers (runtime/sim/peers.py), as runtime/peer/server.py is the real one.
 #
-# A server that is slowed down takes one envelope every SLOW_S, from its connections in turn.
+# A server that is slowed down takes one envelope every SLOWED_RECEIVE_S, from its connections in turn.
 
 
 class SimRequest:
-    """A request that a simulated peer server received; implements `runtime.network.Request`."""
+    """A request that a simulated peer server received; implements `runtime.network.PeerRequest`."""
 
     __slots__ = ("_connection", "_id", "connection", "frames", "head")
 

@@ -16,7 +16,7 @@ Addresses: every listener has a port of its own in the whole simulation; the por
 
 Also in this file: TCP over simulated connections (`SimByteStream`). Bytes arrive in order, in other pieces than they
 were written, or the connection breaks. Its messages are ("bytes", data) and ("credit", n), which says that n bytes were
-read; a sender stops when WINDOW_BYTES are unread.
+read; a sender stops when UNREAD_BYTES_MAX are unread.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ class SimConnections:
     # ------------------------------------------------------------------ listeners
     def listen(self, endpoint: Endpoint, listener: ConnectionListener) -> Endpoint:
         """Starts to listen at `endpoint`, and returns the endpoint with its port. For port 0 a port is chosen that was
-        never used. Raises Busy if a living process has the port."""
+        never used. Raises Busy if a living process has the port. The endpoint returned has the host 127.0.0.1 if
+        `endpoint` has a wildcard."""
         port = endpoint.port
         if port == 0:
             self._next_port += 1

@@ -8,21 +8,21 @@ data is given to the transport in the step that wrote it.
 stored. The rest of a long message is read straight into the place that its stream names (`direct_read_buffer`).
 **Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
 gets `on_writable`.
-**Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`ReceiveWindow.open`): so
-a caller that is not authenticated (a stranger) can make this process store no more. Bytes that the service has read are
-credited (`credit_stream`).
-**Slices.** In a turn of the loop a connection handles received bytes for at most SLICE_S. Further bytes wait (`_rest`),
-the socket is not read meanwhile, and other connections have their turn. A slice also ends when more than
-CHARGE_PER_TURN_MAX was charged in it (see below), and the connection then rests for REST_S: so a flood of frames gets a
-tenth of the loop's time. At a server all resting connections, and all whose callers are not authenticated, get such a
-part together (runtime/tcp/share.py), however many they are.
+**Windows.** A stream has DEFAULT_WINDOW_BYTES, and the connection too, until its service reads it
+(`ReceiveWindow.open`): so a caller that is not authenticated (a stranger) can make this process store no more. Bytes
+that the service has read are credited (`credit_stream`).
+**Slices.** In a turn of the loop a connection handles received bytes for at most TURN_SLICE_S. Further bytes wait
+(`_rest`), the socket is not read meanwhile, and other connections have their turn. A slice also ends when more than
+CHARGE_PER_TURN_MAX was charged in it (see below), and the connection then rests for SLICE_PAUSE_S: so a flood of frames
+gets a tenth of the loop's time. At a server all resting connections, and all whose callers are not authenticated, get
+such a part together (runtime/tcp/share.py), however many they are.
 **Patience.** Frames that carry nothing (pings, settings, window updates without sent bytes, resets, empty DATA, …) and
 refused calls are charged to the allowance of the connection (`FrameAllowance` in http2_frames.py). When the allowance
 is used up, the connection ends with ENHANCE_YOUR_CALM.
-**Liveness.** A timer checks the connection every LOOK_S. It counts checks and not seconds, so that a process that was
-paused ends no connection for the time of the pause. After CHECKS_BEFORE_PING checks without received bytes it sends a
-PING; after CHECKS_BEFORE_ABORT the connection is lost. `is_answering` pings on behalf of a service that wants to know
-earlier (client/connect/discovery.py), and ends nothing.
+**Liveness.** A timer checks the connection every LIVENESS_CHECK_S. It counts checks and not seconds, so that a process
+that was paused ends no connection for the time of the pause. After CHECKS_BEFORE_PING checks without received bytes it
+sends a PING; after CHECKS_BEFORE_ABORT the connection is lost. `is_answering` pings on behalf of a service that wants
+to know earlier (client/connect/discovery.py), and ends nothing.
 
 A violation by the other end ends the stream (RST_STREAM) or, as `Http2Violation`, the connection (GOAWAY).
 `Http2Connection.check` checks the windows. Guarding tests: tests/runtime/tcp/.
@@ -151,7 +151,7 @@ class Http2Stream:
         """Called with received data, which is valid only during the call. Returns how many bytes were accepted. If
         these are fewer than all, because handling them takes much work, the method is called again with the rest. Data
         that is stored for later must be credited to the receive window when it is read (`ReceiveWindow.credit_stream`).
-        """
+        May raise Http2Violation, which ends the connection."""
         return len(data)
 
     def direct_read_buffer(self) -> memoryview | None:
@@ -207,7 +207,7 @@ class Http2Output:
 
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
         """Sends the header block, and `data` in the same write. `ends`: the last frame ends this end's side of the
-        stream. If there is data, the caller must have checked with `fits` that it may be sent."""
+        stream. If there is data, the caller must have checked with `may_send_whole` that it may be sent."""
         framed = frames.encode_header_block(
             stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame
         )
@@ -222,7 +222,7 @@ class Http2Output:
 
     def send_whole_answer(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
         """Sends a complete answer in one write: its headers, its data and its trailers. The caller must have checked
-        with `fits` that the data may be sent."""
+        with `may_send_whole` that the data may be sent."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self.send_left -= size
@@ -237,9 +237,9 @@ class Http2Output:
         return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
-        """Sends as much of `data` as the windows and the transport allow now, and returns how many bytes that were. If
-        some bytes are left, the stream's `on_writable` is called later. With `ends`, the last byte ends this end's side
-        of the stream. `data` must not be changed afterwards."""
+        """Sends as much of `data` as the windows and the transport allow now, and returns how many bytes that were (0
+        on a lost connection). If some bytes are left, the stream's `on_writable` is called later. With `ends`, the last
+        byte ends this end's side of the stream. `data` must not be changed afterwards."""
         size, sent, id_ = len(data), 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -351,8 +351,8 @@ class ReceiveWindow:
         self.owed = 0  # read, and not credited yet
 
     def open(self, stream: Http2Stream, window: int = STREAM_WINDOW_BYTES) -> None:
-        """Called when the service begins to read a stream: enlarges the receive window of the stream to `window` bytes,
-        and the window of the connection to its full size."""
+        """Called when the service begins to read a stream: enlarges the receive window of the stream to `window` bytes
+        unless it is larger, and the window of the connection to its full size."""
         stream.is_read = True
         if stream._window < window:
             more, stream._window = window - stream._window, window
@@ -362,8 +362,8 @@ class ReceiveWindow:
         self.widen_to_maximum()
 
     def widen_to_maximum(self) -> None:
-        """Enlarges the window of the connection to CONNECTION_WINDOW bytes, and tells the other end. Does nothing if it
-        has this size."""
+        """Enlarges the window of the connection to CONNECTION_WINDOW_BYTES bytes, and tells the other end. Does nothing
+        if it has this size."""
         if self.size < CONNECTION_WINDOW_BYTES:
             more, self.size = CONNECTION_WINDOW_BYTES - self.size, CONNECTION_WINDOW_BYTES
             self.left += more
@@ -408,9 +408,9 @@ class Http2LivenessCheck:
         self._answer: asyncio.Future[None] | None = None  # to a PING of `is_answering`
 
     def check_alive(self) -> None:
-        """Called every LOOK_S seconds, and sets the timer for the next call. After CHECKS_BEFORE_PING calls in a row
-        without any received bytes it sends a PING; after CHECKS_BEFORE_ABORT it aborts the connection. Also aborts it
-        if the other end has not sent its settings after HANDSHAKE_CHECKS calls."""
+        """Called every LIVENESS_CHECK_S seconds, and sets the timer for the next call. After CHECKS_BEFORE_PING calls
+        in a row without any received bytes it sends a PING; after CHECKS_BEFORE_ABORT it aborts the connection. Also
+        aborts it if the other end has not sent its settings after HANDSHAKE_CHECKS calls."""
         connection = self._connection
         self.timer = connection.loop.call_later(LIVENESS_CHECK_S, self.check_alive)
         self._looks += 1
@@ -981,15 +981,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def close(self, error: MagnetarError) -> None:
         """Ends all streams with `error` at once, and closes the connection when all written data was sent, after
-        LEAVE_S at the latest. Does not wait for that."""
+        LAST_WRITES_S at the latest. Does not wait for that."""
         if not self.is_lost:
             self._close_with(error)
             self._close_transport()
 
     def _close_transport(self) -> None:
-        """Closes the transport. What was written may be sent for LEAVE_S; a peer that reads nothing would keep the
-        transport open.
-        """
+        """Closes the transport. What was written may be sent for LAST_WRITES_S; a peer that reads nothing would keep
+        the transport open."""
         if self.out.is_paused:
             self.out.transport.abort()
             return

@@ -125,8 +125,8 @@ def encode_goaway(last: int, code: Http2ErrorCode, text: str = "") -> bytes:
 
 
 def encode_header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
-    """Returns the HEADERS frame for a header block, followed by CONTINUATION frames if the block is longer than
-    `frame_max`."""
+    """Returns the HEADERS frame of `stream` for a header block, followed by CONTINUATION frames if the block is longer
+    than `frame_max` bytes. `flags`: of the HEADERS frame, without FLAG_END_HEADERS."""
     if len(block) <= frame_max:
         return encode_frame_header(len(block), HEADERS, flags | FLAG_END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]
@@ -230,9 +230,9 @@ def _make(row: _Row) -> None:
 #     allowance.charge_frames(frames)        raises Http2Violation if the allowance is used up
 #     allowance.charged                      in the present slice, less CHARGE_PER_TURN_MAX for each earlier slice
 #
-# A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
-# chosen its server, and is patient without end. What strangers are charged is their port's `UnauthenticatedLoopShare`
-# as well. Guarding tests: tests/runtime/tcp/test_patience.py.
+# A server has STRANGER_ALLOWANCE for a stranger and KNOWN_CALLER_ALLOWANCE for a connection with a call that was
+# admitted. A client has chosen its server, and is patient without end. What strangers are charged is their port's
+# `UnauthenticatedLoopShare` as well. Guarding tests: tests/runtime/tcp/test_patience.py.
 
 
 CHARGE_PER_TURN_MAX = 100
@@ -277,7 +277,7 @@ class FrameAllowance:
 
     def set_allowance(self, most: float, rate: float) -> None:
         """Sets the allowance of the connection: it may send `most` frames without content at once, and `rate` more per
-        second. More than PATIENCE means that its caller is authenticated (`is_known`)."""
+        second. More than STRANGER_ALLOWANCE means that its caller is authenticated (`is_known`)."""
         self._left = self._most = most
         self._rate, self._since = rate, self._loop.time()
         self.is_known = most > STRANGER_ALLOWANCE
@@ -456,7 +456,8 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of one connection. `parse`: the function that makes the result of `decode` from the
-    headers of a block. `cost`: of the last block, in frames without content."""
+    headers of a block. `list_bytes_max`: the most bytes of the decoded headers of a block. `cost`: of the last block,
+    in frames without content."""
 
     def __init__(self, parse: Callable[[list[HeaderField]], T], list_bytes_max: int) -> None:
         self._parse = parse
@@ -551,8 +552,8 @@ class HeaderBlocks:
         self._continuations = 0
 
     def start_header_block(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Takes a HEADERS frame. Returns (flags, stream, block) if it completes the block; None if CONTINUATION frames
-        must follow. Raises Http2Violation if the frame is malformed."""
+        """Takes a HEADERS frame of the stream `id_`. Returns (flags, stream, block) if it completes the block; None if
+        CONTINUATION frames must follow. Raises Http2Violation if the frame is malformed."""
         if not id_:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         block, _ = strip_padding(flags, payload)
@@ -566,9 +567,9 @@ class HeaderBlocks:
         return None
 
     def add_continuation(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Takes a CONTINUATION frame. Returns (flags of the HEADERS frame, stream, block) if it completes the block;
-        None if more frames must follow. Raises Http2Violation if no block of this stream is incomplete, or if the block
-        becomes too long."""
+        """Takes a CONTINUATION frame of the stream `id_`. Returns (flags of the HEADERS frame, stream, block) if it
+        completes the block; None if more frames must follow. Raises Http2Violation if no block of this stream is
+        incomplete, if the block becomes too long, or if the allowance of the connection is used up."""
         if self.continued is None or self.continued[0] != id_:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued

@@ -152,8 +152,8 @@ class JsonClient:
         Blocks the calling thread.
 
         Raises Unavailable if the URL is not allowed (`is_url_allowed`), if the whole answer has not arrived within
-        TIMEOUT_S, or if it is not a JSON object of at most ANSWER_BYTES_MAX. For an HTTP error, the field `status` of
-        the exception is the HTTP status."""
+        REQUEST_TIMEOUT_S, or if it is not a JSON object of at most ANSWER_BYTES_MAX. For an HTTP error, the field
+        `status` of the exception is the HTTP status."""
         if not self.is_url_allowed(url):
             raise Unavailable(f"{url} is not asked: its address does not begin with https://")
         data = None if form is None else urlencode(form).encode()

@@ -4,14 +4,15 @@
 
 **Listening.** `listen` binds an address without a look-up, because asyncio would look it up like a name, for which it
 starts four threads and loads tables of names. With TLS, `TlsListener` accepts the connections: so a connection counts
-(`UnauthenticatedConnections`) and has a descriptor from its first byte on, and its handshake ends after HANDSHAKE_S.
-`make_protocol` is called when the handshake is done.
+(`UnauthenticatedConnections`) and has a descriptor from its first byte on, and its handshake ends after
+HANDSHAKE_TIMEOUT_S. `make_protocol` is called when the handshake is done.
 **Bytes.** `serve` and `connect` implement `serve_bytes` and `connect_bytes` of `runtime/network.py`.
 **Certificates.** `PROCESS_CERTIFICATES` has the TLS certificates that this process shows to others, and when each ends,
 for its metrics:
 
-    CERTIFICATES.add(path)              called by the code that makes a TLS context from the file
-    CERTIFICATES.read_expiry_times()    by path, the time at which its first certificate expires (s since the epoch)
+    PROCESS_CERTIFICATES.add(path)              called by the code that makes a TLS context from the file
+    PROCESS_CERTIFICATES.read_expiry_times()    by path, the time at which its first certificate expires (s since the
+    epoch)
 
 A file that was replaced is read again, because the next handshake uses it. For a file that cannot be read, or has no
 certificate, the last known time stays. Only the end of its validity is read from a certificate, so the standard library
@@ -129,8 +130,8 @@ def _content(der: bytes, at: int) -> tuple[int, int]:
 # all ports leave room for callers that are known. When one more comes, the oldest of the address that has most of them
 # leaves. So a flood pushes out itself first, and a caller that does what it came for is in: it has the time in which
 # the flood fills the bound once. One that is being asked who it is (`is_busy`) stays. **Time.** Its owner ends one that
-# takes too long (HANDSHAKE_S, `first_frame_s`, `STRANGER_CHECKS`). Guarding tests: tests/runtime/tcp/test_strangers.py,
-# tests/runtime/grpc/test_limits.py.
+# takes too long (HANDSHAKE_TIMEOUT_S, `first_frame_s`, `STRANGER_CHECKS`). Guarding tests:
+# tests/runtime/tcp/test_strangers.py, tests/runtime/grpc/test_limits.py.
 
 
 STRANGER_CONNECTIONS_MIN = 16
@@ -177,8 +178,8 @@ class UnauthenticatedConnections:
         return min(self._half, max(PROCESS_DESCRIPTORS.connections_max // 8, STRANGER_CONNECTIONS_MIN))
 
     def add(self, stranger: UnauthenticatedConnection, peer: str) -> bool:
-        """Adds a connection from `peer`, and returns True. If there are too many connections, closes an old one first.
-        Returns False, and adds nothing, if none of them may be closed."""
+        """Adds a connection from `peer` (HOST:PORT), and returns True. If there are too many connections, closes an old
+        one first. Returns False, and adds nothing, if none of them may be closed."""
         if len(self._address) >= self.count_max and not self._push_out():
             return False
         address = find_caller_network(peer)

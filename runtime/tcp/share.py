@@ -74,8 +74,8 @@ class UnauthenticatedLoopShare:
 
     def queue_connection_turn(self, go_on: Callable[[], None], *, is_light: bool) -> QueuedTurn:
         """Queues a call of `go_on`, and returns its place in the queue. `go_on` is called once, when the share is not
-        used up, but not before LOOK_S seconds. `is_light`: the connection has used little time, and comes before
-        connections that have used more."""
+        used up, but not before SHARE_WAIT_MIN_S seconds. `is_light`: the connection has used little time, and comes
+        before connections that have used more."""
         turn = QueuedTurn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
@@ -129,7 +129,8 @@ class UnauthenticatedLoopShare:
         return self._left
 
     def close(self) -> None:
-        """Drops all queued calls: their functions are not called."""
+        """Drops all queued calls: their functions are not called. A `wait_turn` that waits then ends only when it is
+        cancelled."""
         if self._timer is not None:
             self._timer.cancel()
         self._light.clear()
