@@ -171,7 +171,7 @@ async def _clients(load: BenchLoad, count: int) -> AsyncIterator[list[Client]]:
 # ----------------------------------------------------------------------------------------------------------- sending
 class BenchSender:
     """Sends messages of `size` bytes on one connection, and counts each confirmed message. Sends `rate` messages per
-    second; without a rate, as many as the server confirms, with at most WINDOW of them unconfirmed."""
+    second; without a rate, as many as the server confirms, with at most UNCONFIRMED_MAX of them unconfirmed."""
 
     def __init__(self, producer: Producer, size: int, rate: float | None, tally: EventCounts) -> None:
         from ..client.common.errors import Result
@@ -517,8 +517,8 @@ def estimate_requirements(load: PlannedLoad, bookies: int, brokers: int) -> Serv
 
 
 def estimate_ledgers(load: PlannedLoad) -> int:
-    """Returns the approximate number of ledgers for the load: the ledgers of topics, each of which ends after ROLL_S
-    seconds or ROLL_BYTES bytes, and one ledger for each subscription's cursor."""
+    """Returns the approximate number of ledgers for the load: the ledgers of topics, each of which ends after
+    LEDGER_ROLL_S seconds or LEDGER_ROLL_BYTES bytes, and one ledger for each subscription's cursor."""
     by_age = load.topics * math.ceil(load.retention_s / LEDGER_ROLL_S + 1)
     by_size = math.ceil(load.in_bytes_s * load.retention_s / LEDGER_ROLL_BYTES)
     return max(by_age, by_size) + load.topics * load.subscriptions

@@ -17,11 +17,12 @@ BUSY_LOOP_SHARE = 0.85
 DISK_FREE_LOW = 0.15
 """If less than this share of a bookie's disk is free, there is an alarm. At 5 % the bookie is read-only."""
 METADATA_DISK_FREE_LOW = 0.05
-"""If less than this share of the metadata's disk is free, an operator must act; below DISK_FREE it can wait."""
+"""If less than this share of the metadata's disk is free, an operator must act; below DISK_FREE_LOW it can wait."""
 OLD_MESSAGE_S = 3600.0
 """If the oldest message of a topic is unacknowledged for longer than this, in seconds, there is an alarm."""
 TOKEN_WARNING_MS, TOKEN_CRITICAL_MS = 14 * 86_400_000, 86_400_000
-"""When a broker's own token ends within TOKEN_SOON_MS, there is an alarm; within TOKEN_NOW_MS an operator must act."""
+"""When a broker's own token ends within TOKEN_WARNING_MS, there is an alarm; within TOKEN_CRITICAL_MS an operator must
+act."""
 DEFAULT_COPIES = 3
 """Bookies that a ledger needs for all its copies, unless a namespace says otherwise."""
 OLD_TOPICS_MAX = 5
@@ -55,13 +56,14 @@ def find_alarms(
 ) -> list[Alarm]:  # fmt: skip
     """Returns all alarms of a cluster except those of repair; those that need an operator come first.
 
-    Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` and
+    Each of `brokers` has the fields `broker`, `busy` (the share of the time for which its event loop computes, 0 to 1;
+    None: not known), `degraded` (how many of its topics write fewer copies than asked for), `tokenEndsMs` and
     `certificateEndsMs` (0: no end), `draining`, and `full`, the topics that accept no publishes. Each of `bookies` has
     `bookie`, `state`, `freeBytes` and `totalBytes`, and if they are known `ledgers`, `gcRefused`, `certificateEndsMs`
-    and `disk`, the state of its disk. Of `oldest`, topics with their `name` and `oldest_ms`, the first WORST are
-    considered. `silent` are the brokers that did not answer; `refusing` are those of them that refused the own token or
-    certificate of the broker that was asked. `late` are those of `brokers` that answered only when they were asked
-    again. Each of `died` has `name`, `endpoint` and `seen_ms`. Times are in ms since the epoch."""
+    and `disk`, the state of its disk. Of `oldest`, topics with their `name` and `oldest_ms`, the first OLD_TOPICS_MAX
+    are considered. `silent` are the brokers that did not answer; `refusing` are those of them that refused the own
+    token or certificate of the broker that was asked. `late` are those of `brokers` that answered only when they were
+    asked again. Each of `died` has `name`, `endpoint` and `seen_ms`. Times are in ms since the epoch."""
     found = []
     for name in late:
         text = f"Broker {name} answers late: only when it was asked again."
@@ -130,8 +132,8 @@ def _alarms_of_broker(broker: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]
 
 
 def find_certificate_alarms(what: str, ends_ms: int | None, now_ms: int) -> list[Alarm]:
-    """Returns the alarm that a certificate of the server `what` ends within TOKEN_SOON_MS or has ended; [] if it ends
-    later. `ends_ms` is in ms since the epoch; 0 or None: there is no certificate."""
+    """Returns the alarm that a certificate of the server `what` ends within TOKEN_WARNING_MS or has ended; [] if it
+    ends later. `ends_ms` is in ms since the epoch; 0 or None: there is no certificate."""
     left_ms = (ends_ms or 0) - now_ms
     if not ends_ms or left_ms >= TOKEN_WARNING_MS:
         return []
@@ -240,7 +242,8 @@ def _make_missing_copies_alarm(count: int, repair: Mapping[str, Any]) -> Alarm:
 
 
 def format_age(seconds: float) -> str:
-    """Returns a duration in seconds as text, rounded down in its largest unit, such as "3 h"."""
+    """Returns a duration in seconds as text, rounded down in its largest unit, such as "3 h"; "0 s" for a negative one.
+    """
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {name}"
@@ -248,5 +251,6 @@ def format_age(seconds: float) -> str:
 
 
 def format_count(number: int, what: str) -> str:
-    """Returns a number with the word for what it counts, such as "2 ledgers"."""
+    """Returns a number with the word for what it counts, such as "2 ledgers". `what` is the word for one; for another
+    number it gets an "s"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -50,7 +50,7 @@ error may quote the request, and gRPC allows 8 KB for it."""
 
 def to_wire(error: BaseException) -> wire.Error:
     """Returns the wire form of an exception. An exception that is not a MagnetarError becomes an InternalError with its
-    type and text. Long texts are cut, and at most FIELDS_MAX fields are sent."""
+    type and text. Long texts are cut, and at most ERROR_FIELDS_MAX fields are sent."""
     if not isinstance(error, MagnetarError):
         error = InternalError(f"{type(error).__name__}: {error}")
     fields = {

@@ -12,7 +12,8 @@ it.
   client must send messages that expire without batching.
 - A value that is no number from 1 to 2**63-1 counts as absent, and runs that contradict the batch count as absent.
 - A message in chunks is judged by its consumer alone, when all chunks have arrived (`EntryExpiry.is_chunk`).
-- A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT (`make_dead_letter_properties`).
+- A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT_PROPERTY
+  (`make_dead_letter_properties`).
 
 Guarding tests: tests/proto/test_expiry.py.
 """
@@ -47,8 +48,9 @@ class ExpiryRun(NamedTuple):
 
 
 class EntryExpiry:
-    """When the messages of one entry expire. `first_ms`: when the first of them does. `told_ms`: the broker's time when
-    it judged the entry last, which it tells to the consumer; 0: it has not."""
+    """When the messages of one entry expire. `runs`: which of them, and when. `is_chunk`: the entry is a part of a
+    message in chunks. `first_ms`: when the first of them does. `told_ms`: the broker's time when it judged the entry
+    last, which it tells to the consumer; 0: it has not."""
 
     __slots__ = ("first_ms", "is_chunk", "runs", "told_ms")
 
@@ -71,8 +73,8 @@ class EntryExpiry:
 
 
 def parse_expires_at(value: str | None) -> int:
-    """Returns the value of the property EXPIRES_AT in ms since the epoch; 0 if it is absent or no number from 1 to
-    TIME_MAX."""
+    """Returns the value of the property EXPIRES_AT_PROPERTY in ms since the epoch; 0 if it is absent or no number from
+    1 to TIME_MS_MAX."""
     found = parse_number(value) if value and len(value) <= _DIGITS_MAX else None
     return found if found is not None and found <= TIME_MS_MAX else 0
 
@@ -123,5 +125,6 @@ def extends_last_run(runs: list[ExpiryRun], index: int, at_ms: int) -> bool:
 
 
 def make_dead_letter_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the properties of the copy of a message in a dead-letter topic, where it does not expire."""
+    """Returns the properties of the copy of a message in a dead-letter topic, where it does not expire:
+    EXPIRES_AT_PROPERTY gets the name EXPIRED_AT_PROPERTY."""
     return {EXPIRED_AT_PROPERTY if key == EXPIRES_AT_PROPERTY else key: value for key, value in properties.items()}

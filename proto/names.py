@@ -348,7 +348,7 @@ def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str) -> 
     `<topic>-<subscription><suffix>`. Raises InvalidName if `subscription` is not valid in a name.
 
     A name with more than LETTER_TOPIC_BYTES_MAX bytes is shortened (`shorten_name`): first the subscription to
-    LETTER_SUBSCRIPTION_BYTES, then the topic to the bytes that are left. Both suffixes leave the same room, and a
+    LETTER_SUBSCRIPTION_BYTES_MAX, then the topic to the bytes that are left. Both suffixes leave the same room, and a
     shortened topic has exactly the bytes that are left, so that the letter topics of `<shortened topic>` are those of
     `<topic>` (`find_retried_topic`)."""
     local, room = topic.local, LETTER_TOPIC_BYTES_MAX - len(RETRIES) - 1
@@ -366,7 +366,7 @@ def is_default_letter_topic(topic: TopicName, subscription: str, suffix: str) ->
 def find_retried_topic(topic: TopicName, subscription: str) -> TopicName:
     """Returns the topic whose default retry-letter topic for this subscription is `topic`; `topic` itself if it is not
     the name of a retry-letter topic. Where that name is shortened, returns a shortened name of the topic, which has the
-    same letter topics."""
+    same letter topics. Raises InvalidName if nothing is left of the local name without that ending."""
     if ending := _letter_ending(topic, subscription, RETRIES):
         return TopicName.parse(topic.base.full.removesuffix(ending))
     return topic

@@ -8,8 +8,8 @@
 
     summary = u8 version | u8 names | name* | u8 kind | values
     name    = u8 flags (PRESENT 1: some message has it; ABSENT 2: some message lacks it) | u8 size | UTF-8
-    values  = (kind HASHES) u32*, ascending, distinct, at most HASHES_MAX of them
-            | (kind BLOOM) a Bloom filter of BLOOM_BITS a value, one number: the rest of the summary
+    values  = (kind HASHES_FORM) u32*, ascending, distinct, at most EXACT_HASHES_MAX of them
+            | (kind BLOOM_FORM) a Bloom filter of BLOOM_BITS a value, one number: the rest of the summary
 
 Big-endian. A value is the Murmur3 32-bit hash (seed 0) of `name NUL value` in UTF-8. The field is 50002 of the entry's
 metadata: a client that does not know it passes over it. The summary covers the names that the producer declares
@@ -113,7 +113,8 @@ def _make_mask(value: int, bits: int) -> int:
 
 # ------------------------------------------------------------------------------------------------------- building
 class SummaryBuilder:
-    """Collects the properties of the messages of one batch. `names`: the properties that the summary covers."""
+    """Collects the properties of the messages of one batch. `names`: the properties that the summary covers. They must
+    have passed `check_names`."""
 
     __slots__ = ("_names", "_values")
 
@@ -230,8 +231,8 @@ def may_match(expression: FilterNode, summary: EntrySummary | None) -> bool:
 
 # ------------------------------------------------------------------------------------------------------- deciding
 class Combinable(Protocol):
-    """The type of the answers of an `FilterEvidence`: a bool for one entry, or a set of blocks. `&` is the
-    intersection, `|` the union."""
+    """The type of the answers of a `FilterEvidence`: a bool for one entry, or a set of blocks. `&` is the intersection,
+    `|` the union."""
 
     def __and__(self, other: Any, /) -> Self: ...
     def __or__(self, other: Any, /) -> Self: ...

@@ -241,7 +241,7 @@ def ask_bookie_states(session: CommandSession, summary: ClusterSummary) -> Booki
 
 def find_largest_topics(summary: ClusterSummary, by: str, limit: int) -> list[dict[str, Any]]:
     """Returns the `limit` largest topics of all brokers, the largest first. `by`: the measure by which topics are
-    compared, one of SORTS."""
+    compared, one of TOP_SORT_FIELDS; "age": the oldest message comes first."""
     rows = [asdict(row) for broker in summary.brokers for row in getattr(broker, f"by_{by}")]
     if by == "traffic":
         rows.sort(key=lambda row: (-(row["throughput_in"] + row["throughput_out"]), row["name"]))
@@ -551,7 +551,8 @@ def ask_who_is_connected(
     session: CommandSession, brokers: Sequence[BrokerInfo]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Asks each of the brokers who is connected. Returns the answers, and by broker name the reason why another one did
-    not answer within BROKER_ASK_S seconds. Raises Unauthenticated or Unauthorized if a broker refuses this caller."""
+    not answer within BROKER_ASK_TIMEOUT_S seconds. Raises Unauthenticated or Unauthorized if a broker refuses this
+    caller."""
     from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized
 
     found, silent = list[dict[str, Any]](), dict[str, str]()

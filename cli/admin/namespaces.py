@@ -356,7 +356,7 @@ def stats(session: CommandSession, namespace: str = "public/default", *, sums: b
         sum_topic_records,
     )
 
-    brief = session.out.kind in ("table", "name")  # which show COLUMNS only
+    brief = session.out.kind in ("table", "name")  # which show TOPIC_STATS_COLUMNS only
     topics: dict[str, list[Any]] = {}
     admin = session.admin
     for each in admin.brief_namespace_stats(namespace) if brief else admin.namespace_stats(namespace):
@@ -611,8 +611,8 @@ def _sum_column(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _rates_of_namespaces(session: CommandSession) -> Callable[[str], list[float | None]]:
-    """Returns a function that returns the RATES of a namespace: of its loaded topics, for others have no traffic. They
-    are None if the caller may not ask for them."""
+    """Returns a function that returns the RATE_FIELDS of a namespace: of its loaded topics, for others have no traffic.
+    They are None if the caller may not ask for them."""
     from ...proto.errors import Unauthorized
 
     try:

@@ -32,7 +32,7 @@ class ProcessNotReady(Exception):
 
 
 def find_free_port(*hosts: str, count: int = 1) -> int:
-    """Returns a random port of PORTS that is free at all addresses in `hosts`. With `count`, the `count - 1` ports
+    """Returns a random port of PORT_RANGE that is free at all addresses in `hosts`. With `count`, the `count - 1` ports
     after it are free too. Ports that the system chooses are not used, because the system could give such a port to
     another program while its server is stopped. Raises OSError if no such port is found, for example because an address
     does not belong to this machine."""
@@ -262,6 +262,6 @@ class Cluster(Processes):
 
     @property
     def url(self) -> str:
-        """Returns the service URL for clients, which names all brokers."""
+        """Returns the service URL for clients, which names all brokers. Raises the errors of `Process.wait_ready`."""
         scheme = "magnetar+ssl" if self._environment else "magnetar"
         return f"{scheme}://" + ",".join(broker.address for broker in self.brokers)

@@ -48,9 +48,9 @@ def profiles_path() -> Path:
 
 
 def load_profile(name: str) -> Mapping[str, str]:
-    """Returns those values of the profile `name` that programs need (NAMES), from the file of profiles. An empty `name`
-    means the default profile; without a file it has no values. Raises InvalidConfiguration if the profile is missing or
-    the file is invalid."""
+    """Returns those values of the profile `name` that programs need (PROGRAM_KEYS), from the file of profiles. An empty
+    `name` means the default profile; without a file it has no values. Raises InvalidConfiguration if the profile is
+    missing or the file is invalid."""
     found = {} if not name and not profiles_path().exists() else find_profile(read_profiles(), name)
     return {key: found[key] for key in found if key in PROGRAM_KEYS}
 

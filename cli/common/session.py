@@ -7,7 +7,7 @@ could see it. Options that are not given come from a context (profiles.py).
 Also finds names of objects at the server: for the completion of a shell, and the most similar name for an error.
 
 Both requests have the rights of the caller, so they show only names that the caller may list. They wait for at most
-SOON_S, and failures are ignored, so that they disturb neither the command line nor the error text.
+NAMES_TIMEOUT_S, and failures are ignored, so that they disturb neither the command line nor the error text.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ parameters before it."""
 # ---------------------------------------------------------------------------------------------------- near names
 def add_name_suggestion(session: CommandSession, error: Exception, given: Mapping[str, Any]) -> None:
     """If `error` says that an object was not found, adds a note to the error with the most similar name that exists.
-    `given`: the arguments of the command. Asks the server for at most SOON_S seconds for each request, and ignores
-    failures."""
+    `given`: the arguments of the command. Asks the server for at most NAMES_TIMEOUT_S seconds for each request, and
+    ignores failures."""
     from .exits import find_magnetar_error
 
     found = find_magnetar_error(error)
@@ -149,8 +149,9 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 class CommandSession:
     """The server, the credentials and the output of one command. `admin` is an admin client that connects when it is
     first used; `close` ends its connection. `context`: the name of the context from which the server and the
-    credentials come; "" if there is none. Errors of its clients are not caught: `run_reporting_errors` prints them and
-    ends the command."""
+    credentials come; "" if there is none. The constructor sends nothing; it raises InvalidUrl if the URL is invalid,
+    UsageError if the credentials contradict each other, InvalidConfiguration if a file cannot be used. Errors of its
+    clients are not caught: `run_reporting_errors` prints them and ends the command."""
 
     context = ""
 
@@ -406,7 +407,7 @@ def session_command(
     name of the function unless `name` is given.
 
     A parameter for which `options` has no option becomes an argument, with the parameter's default; `yes` becomes the
-    option YES. `watched`: the command only reads, and gets --watch."""
+    option --yes. `watched`: the command only reads, and gets --watch."""
 
     def make(function: Callable[..., None]) -> click.Command:
         parameters = _parameters(options)

@@ -246,7 +246,8 @@ class DestinationState:
 
 
 class SchemaVersionCopier:
-    """Copies the schemas of one topic, and finds for each version at the source the version at the destination."""
+    """Copies the schemas of one topic (its methods raise the errors of the source and of the destination), and finds
+    for each version at the source the version at the destination."""
 
     def __init__(self, source: MigrationSource, admin: AdminClient, topic: TopicName) -> None:
         self._source = source
@@ -375,10 +376,10 @@ class TopicCopier:
 
     # ------------------------------------------------------------------------------ the copy
     async def run(self) -> None:
-        """Copies all partitions, at most AT_ONCE at the same time, until the entries that exist now are copied. With
-        the option `follow`, copies all at the same time, until the topics are terminated or the call is cancelled.
-        Raises the first error of a partition that does not pass within `patience_s` seconds; then all copying has
-        ended."""
+        """Copies all partitions, at most PARTITIONS_AT_ONCE at the same time, until the entries that exist now are
+        copied. With the option `follow`, copies all at the same time, until the topics are terminated or the call is
+        cancelled. Raises the first error of a partition that does not pass within `patience_s` seconds; then all
+        copying has ended."""
         room = asyncio.Semaphore(len(self.tallies) if self._wanted.follow else PARTITIONS_AT_ONCE)
 
         async def one(tally: CopyProgress) -> None:

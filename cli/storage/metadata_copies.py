@@ -139,7 +139,8 @@ def restore(
 
 
 def _describe_lost_ledgers(topics: dict[str, int]) -> Iterator[str]:
-    """Returns a line for each of the topics that have ledgers which the copy lacks; at most TOPICS of them."""
+    """Returns a line for each of the topics that have ledgers which the copy lacks; at most LOST_TOPICS_SHOWN of
+    them."""
     for topic, ledgers in list(topics.items())[:LOST_TOPICS_SHOWN]:
         yield f"not in the copy: {ledgers} ledger{'' if ledgers == 1 else 's'} of {topic or 'no topic that is known'}"
     if len(topics) > LOST_TOPICS_SHOWN:
