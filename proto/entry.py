@@ -206,7 +206,7 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encoding: EntryEncod
 
 def compress_payload(metadata: MessageMetadata, payload: bytes, encoding: EntryEncoding) -> bytes:
     """Returns the payload compressed by `metadata.compression`, and sets `uncompressed_size` in `metadata`; returns the
-    payload itself if it is not to be compressed. `encoding`: that of the producer, for what a codec is told."""
+    payload itself if it is not to be compressed. `encoding`: not used. Raises KeyError if there is no such codec."""
     if not metadata.compression:
         return payload
     metadata.uncompressed_size = len(payload)

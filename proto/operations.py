@@ -64,12 +64,14 @@ class PermissionScope(Enum):
 
 class PermissionRule(NamedTuple):
     """The permission that an operation requires of its caller, the kind of object on which it is required, and the
-    field of the request that names the object."""
+    field of the request that names the object. `subscription`: the field that names a subscription: if that is
+    restricted to some roles, the caller must have one of them. If a request to skip or expire messages leaves it empty,
+    it changes all subscriptions, and requires MANAGE."""
 
     permission: Permission
     on: PermissionScope = PermissionScope.NOTHING
     field: str = ""
-    subscription: str = ""  # the field that names it; where it is empty in a request that changes: all, which is MANAGE
+    subscription: str = ""
 
 
 class AnsweringBroker(Enum):

@@ -1,8 +1,8 @@
 """Statistics as JSON, under the names that Pulsar's tools read (pulsar-client-go `data.go`). Each name is defined here,
 once.
 
-    pick_fields(CONSUMER_FIELDS, found, "consumerName availablePermits")    {"consumerName": "c", "availablePermits":
-    1000}
+    pick_fields(CONSUMER_FIELDS, found, "consumerName availablePermits")
+    # {"consumerName": "c", "availablePermits": 1000}
 
 REST (broker/rest/stats.py) and the command line (cli/admin/stats.py) choose the fields that they show, and their order.
 Transactions and half messages have forms of our own, which REST answers; the command line shows their times in seconds.

@@ -958,7 +958,7 @@ class HalfStats(Value, frozen=True):
     group: str
     check_key: str
     age_ms: int
-    unknown: int  # answers of that kind
+    unknown: int  # answers of programs of its group that they do not know its outcome yet
     members: int  # programs of its group that are connected
     bytes: int
     topics: tuple[str, ...]

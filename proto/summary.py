@@ -161,8 +161,8 @@ def check_names(names: Sequence[str]) -> str | None:
 
 # -------------------------------------------------------------------------------------------------------- reading
 class EntrySummary:
-    """A summary that was read: the evidence of `find_candidates` for the messages of one entry. Its answers are bools:
-    whether a message of the entry may be so."""
+    """A summary that was read: the evidence of `find_candidates` for the messages of one entry. Each method `may_…`
+    returns whether a message of the entry may be so; False is certain."""
 
     __slots__ = ("_bits", "_bloom", "_flags", "_hashes")
 

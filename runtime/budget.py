@@ -56,8 +56,8 @@ class ArrivingMessagesMemory:
 
     def reserve_window(self, wanted: int) -> int:
         """Reserves memory for the receive window of a new stream. Returns the size of the window in bytes: at most
-        `wanted`, and at least WINDOW_BYTES_MIN or `wanted`. The memory stays reserved until `release_window` is called
-        with this size."""
+        `wanted`, and at least the smaller of `wanted` and WINDOW_BYTES_MIN. The memory stays reserved until
+        `release_window` is called with this size."""
         size = max(min(wanted, WINDOW_BYTES_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size

@@ -88,8 +88,8 @@ class Files(Protocol):
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
     ) -> File:
-        """Opens a file; for reading alone if not `write`. Raises FileNotFoundError if it does not exist. With `create`,
-        creates the file if it does not exist; with `exclusive` too, raises FileExistsError if it exists. `direct`:
+        """Opens a file, for reading alone if not `write`. If it does not exist, raises FileNotFoundError, or with
+        `create` creates it; with `create` and `exclusive`, raises FileExistsError if it exists. `direct`:
         without the page cache, and each write is synced. If the file system does not support that, this call or the
         first read or write of the file raises OSError with EINVAL or EOPNOTSUPP."""
         ...

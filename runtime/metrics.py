@@ -233,8 +233,8 @@ METRICS_LEVELS = ("topic", "namespace", "none")
 
 
 class MetricsQuery(NamedTuple):
-    """The parsed query of a request for metrics: `level=topic&namespace=T/N` in its URL. `level`: for what the page has
-    numbers of their own, beside those of the server."""
+    """The parsed query of a request for metrics: `level=topic&namespace=T/N` in its URL. `level`: whether the page has,
+    beside the numbers of the server, those of each topic, only those of each namespace, or none of these."""
 
     level: str = ""  # one of METRICS_LEVELS; "": as the server is set
     namespace: str = ""  # T/N: only its topics, and only its sums beside those of the server; "": of all

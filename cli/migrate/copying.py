@@ -232,8 +232,8 @@ class CopyOptions:
     partition is retried."""
 
     follow: bool = False
-    append: bool = False  # after messages that are not of this copy
-    same_source: bool = False  # another URL is the same cluster
+    append: bool = False  # copy also to partitions with messages that are not of this copy, after these
+    same_source: bool = False  # the URL of the source is another one than in the last run, of the same cluster
     patience_s: float = 30.0
 
 

@@ -657,7 +657,8 @@ async def start_following_log_level(session_of: Callable[[], MetadataStore]) -> 
 
 
 class AppliedLogLevel:
-    """The level of the setting that this process has applied, in whichever session; None: the level of the start."""
+    """The log level of the cluster's setting `log_level` that this process has applied last, kept from one metadata
+    session to the next. `level` None: no level is set, so the process has the level that it was started with."""
 
     level: str | None = None
 

@@ -196,7 +196,8 @@ class CallerAuthenticator:
     @contextmanager
     def end_when_credentials_expire(self, principal: Principal, end: EndCall) -> Iterator[None]:
         """While the `with` block runs, calls `end` with the error CredentialsExpired when the credentials of the
-        principal expire, or at most STREAM_CHECK_S seconds after they were revoked."""
+        principal expire, or at most STREAM_CHECK_S seconds after they were revoked (looked for only if the kind of
+        the principal is CLIENT)."""
         key, timer = object(), self._expiry(principal, end)
         if principal.kind is PrincipalKind.CLIENT:
             self._held[key] = principal, end

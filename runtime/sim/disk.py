@@ -319,14 +319,14 @@ class SimDisk:
         self._armed = None
 
     def on_process_died(self) -> None:
-        """Called when the process that used the disk has died. Releases the locks of the process. The files keep their
-        names and their content, synced or not."""
+        """Called when the process that used the disk has died. Releases the locks of the process, and cancels a planned
+        crash. The files keep their names and their content, synced or not."""
         self._locks.clear()
         self.cancel_crash()
 
     def on_power_lost(self, rng: random.Random) -> None:
         """Called when the machine has lost power. Loses what was not synced: each unsynced write and change of a name
-        survives or not, as `rng` decides. Releases all locks."""
+        survives or not, as `rng` decides. Releases all locks, and cancels a planned crash."""
         self.on_process_died()
         changes: list[NameChange] = []
         inodes: list[SimInode] = []
@@ -361,7 +361,8 @@ class SimDisk:
                 pages.resize(size)
 
     def delete_everything(self) -> None:
-        """Deletes all files and directories, as if the disk were replaced by a new one."""
+        """Deletes all files and directories, as if the disk were replaced by a new one. Releases all locks, and cancels
+        a planned crash."""
         self.root = SimDirectory()
         self.on_process_died()
 
@@ -386,7 +387,8 @@ class SimDisk:
         return root
 
     def restore_snapshot(self, root: SimDirectory) -> None:
-        """Replaces the content of the disk by `root`, a result of `take_snapshot`. No process may be using the disk."""
+        """Replaces the content of the disk by `root`, a result of `take_snapshot`. No process may be using the disk.
+        Cancels a planned crash."""
         self.root = root
         self.on_process_died()
 

@@ -314,7 +314,7 @@ class Http2Output:
     def change_send_windows(self, change: int) -> None:
         """Adds `change`, which may be negative, to the send windows of all streams, as a SETTINGS frame requires.
         Called once for each frame, although a frame may contain this setting thousands of times. Raises Http2Violation
-        if a window becomes too large."""
+        if a window becomes too large, or if the connection's allowance of frames is used up."""
         self._connection.allowance.charge_frames(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change

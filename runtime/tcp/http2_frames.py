@@ -102,8 +102,8 @@ SETTINGS_ACK = encode_frame_header(0, SETTINGS, ACK, 0)
 
 
 def encode_window_update(stream: int, size: int) -> bytes:
-    """Returns the WINDOW_UPDATE frame that lets the other end send `size` more bytes on the stream; 0: on the
-    connection."""
+    """Returns the WINDOW_UPDATE frame that lets the other end send `size` more bytes on the stream. `stream` 0: on the
+    connection as a whole."""
     return encode_frame_header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
