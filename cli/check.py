@@ -174,7 +174,7 @@ class ProbeTimes(NamedTuple):
 
 def probe_topic(session: CommandSession, topic: str) -> ProbeTimes:
     """Publishes one message to the topic, receives it, and returns the measured times. Raises MagnetarError if a step
-    fails; TimedOut if the message is not delivered within the session's time-out."""
+    fails; TimedOut or the SDK's Timeout if the message is not delivered within the session's time-out."""
     from ..client.model.message_id import MessageId
 
     clock = SystemClock()

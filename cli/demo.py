@@ -223,7 +223,8 @@ def _version(java: str) -> int | None:
 
 def ensure_java(*, install: bool) -> Java | None:
     """Finds Java, sets `JAVA_HOME` for pyspark, and returns the Java runtime. Returns None, and changes nothing, if
-    Java is missing. With `install`, first installs a missing Java with apt, if the user is root."""
+    Java is missing. With `install`, first installs a missing Java with apt, if the user is root. Raises
+    subprocess.TimeoutExpired if apt takes longer than minutes."""
     java = find_java()
     if java is None and install and os.geteuid() == 0 and shutil.which("apt-get"):
         _install()
@@ -308,7 +309,8 @@ class DemoSteps:
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
         """Publishes the messages in a thread of its own, and returns when all are confirmed. Meanwhile shows a progress
-        bar, kills a bookie, and starts it again. Raises CommandFailure if publishing fails."""
+        bar, kills a bookie, and starts it again. Raises CommandFailure if publishing fails, ProcessNotReady if the
+        bookie does not start again."""
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
@@ -392,7 +394,7 @@ class DemoSteps:
     def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
         """Aggregates the messages like the Spark query, but in Python: consumes all partitions with one subscription,
         and sends one row for each route to the result topic at the end. Raises the SDK's time-out if no message arrives
-        for END_OF_TOPIC_MS milliseconds."""
+        for END_OF_TOPIC_MS milliseconds, and the other errors of the SDK."""
         import msgspec
 
         from ..client.blocking.client import Client
@@ -463,7 +465,8 @@ class DemoSteps:
 
     def compare_results(self, cluster: Cluster, found: dict[Route, FlightDelays], data: DemoInput) -> bool:
         """Compares the counts and sums of each row in `found` with the expected ones, and checks that the source topic
-        contains as many messages as there are flights. Prints each difference. Returns True if everything is equal."""
+        contains as many messages as there are flights. Prints each difference. Returns True if everything is equal.
+        Raises the errors of the admin client."""
         stored, truth, total = self._stored(cluster), data.expected(), data.total
         wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
         for route in wrong:
@@ -555,7 +558,9 @@ FlightsFrame = Any  # pandas has no types in this environment
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """One flight: a line of the data file. The fields are in the order of its columns."""
+    """One flight: a line of the data file. The fields are in the order of its columns. In the file, times of day are
+    local, as hours and minutes in one number (517: 5:17); delays and `air_time` are in minutes, `distance` is in miles.
+    None: the flight was cancelled, or it is not known."""
 
     year: int
     month: int
@@ -586,7 +591,8 @@ class Route(NamedTuple):
 
 
 class FlightDelays(msgspec.Struct):
-    """The aggregated delays for one carrier and origin: counts, and sums in minutes."""
+    """The aggregated delays for one carrier and origin: counts, and sums in minutes. `departed` and `arrived`: the
+    number of flights whose delay is known."""
 
     carrier: str
     origin: str

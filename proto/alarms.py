@@ -56,7 +56,8 @@ def find_alarms(
 ) -> list[Alarm]:  # fmt: skip
     """Returns all alarms of a cluster except those of repair; those that need an operator come first.
 
-    Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` and
+    Each of `brokers` has the fields `broker`, `busy` (the share of the time for which its event loop computes, 0 to 1;
+    None: not known), `degraded` (how many of its topics write fewer copies than asked for), `tokenEndsMs` and
     `certificateEndsMs` (0: no end), `draining`, and `full`, the topics that accept no publishes. Each of `bookies` has
     `bookie`, `state`, `freeBytes` and `totalBytes`, and if they are known `ledgers`, `gcRefused`, `certificateEndsMs`
     and `disk`, the state of its disk. Of `oldest`, topics with their `name` and `oldest_ms`, the first OLD_TOPICS_MAX
@@ -241,7 +242,8 @@ def _make_missing_copies_alarm(count: int, repair: Mapping[str, Any]) -> Alarm:
 
 
 def format_age(seconds: float) -> str:
-    """Returns a duration in seconds as text, rounded down in its largest unit, such as "3 h"."""
+    """Returns a duration in seconds as text, rounded down in its largest unit, such as "3 h"; "0 s" for a negative one.
+    """
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {name}"
@@ -249,5 +251,6 @@ def format_age(seconds: float) -> str:
 
 
 def format_count(number: int, what: str) -> str:
-    """Returns a number with the word for what it counts, such as "2 ledgers"."""
+    """Returns a number with the word for what it counts, such as "2 ledgers". `what` is the word for one; for another
+    number it gets an "s"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -71,14 +71,14 @@ def _codecs() -> _Codecs:
 
 def compress(kind: int, payload: bytes) -> bytes:
     """Compresses the payload with the codec `kind` (a number of `Compression`) and returns the result. The result for
-    an empty payload is empty only with NONE."""
+    an empty payload is empty only with NONE. Raises KeyError if there is no such codec."""
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 
 def decompress(kind: int, payload: bytes, declared: int) -> bytes:
     """Decompresses the payload with the codec `kind` and returns the result. Raises CorruptEntry if the result does not
-    have exactly `declared` bytes, or if `declared` is above UNCOMPRESSED_BYTES_MAX. With NONE returns the payload
-    unchanged, and checks nothing."""
+    have exactly `declared` bytes, if `declared` is above UNCOMPRESSED_BYTES_MAX, or if there is no such codec. With
+    NONE returns the payload unchanged, and checks nothing."""
     if kind == Compression.NONE:
         return payload
     _check(kind, declared)

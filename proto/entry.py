@@ -178,7 +178,8 @@ def encode_batch(
     each message, alternating. Compresses by `metadata.compression`, then encrypts. Each payload is copied once.
 
     The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`. This function sets the
-    fields about the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set)."""
+    fields about the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set). Raises
+    the errors of `encoding.encrypt`."""
     assert count > 0, "a batch has at least one message"
     metadata.num_messages_in_batch = count
     if not metadata.highest_sequence_id:
@@ -193,7 +194,8 @@ def encode_batch(
 def encode_entry(metadata: MessageMetadata, payload: bytes, encoding: EntryEncoding = PLAIN) -> bytes:
     """Encodes the client-part of an entry and returns it: its metadata and its payload (one message, or the joined
     items of a batch). Compresses the payload by `metadata.compression`, then encrypts it. An encrypted entry always
-    gets `uncompressed_size`, because Go's client needs this field even without compression."""
+    gets `uncompressed_size`, because Go's client needs this field even without compression. Raises the errors of
+    `encoding.encrypt`."""
     if encoding.encrypt is not None:
         metadata.uncompressed_size = len(payload)
     payload = compress_payload(metadata, payload, encoding)
@@ -204,7 +206,7 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encoding: EntryEncod
 
 def compress_payload(metadata: MessageMetadata, payload: bytes, encoding: EntryEncoding) -> bytes:
     """Returns the payload compressed by `metadata.compression`, and sets `uncompressed_size` in `metadata`; returns the
-    payload itself if it is not to be compressed. `encoding`: that of the producer, for what a codec is told."""
+    payload itself if it is not to be compressed. `encoding`: not used. Raises KeyError if there is no such codec."""
     if not metadata.compression:
         return payload
     metadata.uncompressed_size = len(payload)
@@ -242,21 +244,23 @@ def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
     """Splits a stored entry into its two parts. Returns (index of its last message, the broker's time in ms,
-    client-part). Returns (-1, 0, entry) if there is no broker-part. Raises CorruptEntry if the broker-part is
-    malformed."""
+    client-part). Returns (-1, 0, entry) if there is no broker-part; the index is also -1 if the broker-part has none.
+    Raises CorruptEntry if the broker-part is malformed."""
     index, timestamp_ms, start = parse_broker_part(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
 
 def strip_broker_part(entry: Buffer) -> memoryview:
-    """Returns the client-part of a stored entry, whether it has a broker-part or not. Verifies nothing else."""
+    """Returns the client-part of a stored entry, whether it has a broker-part or not. Verifies nothing else; raises
+    struct.error if the entry ends inside the head of its broker-part."""
     start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
     return memoryview(entry)[start:]
 
 
 def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
     """Parses the broker-part of a stored entry. Returns (index of its last message, the broker's time in ms, offset of
-    the client-part); (-1, 0, 0) if there is no broker-part. Raises CorruptEntry if it is malformed."""
+    the client-part); (-1, 0, 0) if there is no broker-part; the index is also -1 if the broker-part has none. Raises
+    CorruptEntry if it is malformed."""
     if entry[:2] != MAGIC_BROKER:
         return -1, 0, 0
     if len(entry) < 6:
@@ -337,7 +341,7 @@ def get_sequence_id(entry: Buffer) -> int | None:
 
 def parse_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Parses an entry and verifies its checksum. Returns (index of its last message, header). The index is -1 if the
-    entry has no broker-part. Raises CorruptEntry if the entry is malformed or its checksum is wrong."""
+    entry has no broker-part, or none in it. Raises CorruptEntry if the entry is malformed or its checksum is wrong."""
     index, _, start = parse_broker_part(entry)
     return index, EntryHeader(*parse_checked_head(entry, start))
 
@@ -349,9 +353,9 @@ def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
 
 
 def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
-    """Parses an entry's header like `parse_header`. Returns (metadata, offset of the payload, checksum, uncompressed
-    size). Raises CorruptEntry if the header is malformed, if the checksum is wrong, if names are not text, or if there
-    are more messages than the payload can contain.
+    """Parses an entry's header like `parse_header`. `start`: the offset of the client-part; -1: it is found. Returns
+    (metadata, offset of the payload, checksum, uncompressed size). Raises CorruptEntry if the header is malformed, if
+    the checksum is wrong, if names are not text, or if there are more messages than the payload can contain.
 
     Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled code insists on the declared type.
     """
@@ -586,7 +590,8 @@ def get_chunk_uuid(metadata: Any) -> str:
 
 def get_routing_key(fields: Any) -> bytes | None:
     """Returns the key by which a Key_Shared subscription chooses the consumer of a message; None if the message has no
-    key. `fields` may contain text that was not checked (`parse_stored_head`)."""
+    key. The ordering key takes precedence over the key; a key in base64 is decoded. `fields` may contain text that was
+    not checked (`parse_stored_head`)."""
     if fields.HasField("ordering_key"):
         ordering_key: bytes = fields.ordering_key
         return ordering_key

@@ -13,7 +13,7 @@ it.
 - A value that is no number from 1 to 2**63-1 counts as absent, and runs that contradict the batch count as absent.
 - A message in chunks is judged by its consumer alone, when all chunks have arrived (`EntryExpiry.is_chunk`).
 - A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT_PROPERTY
-(`make_dead_letter_properties`).
+  (`make_dead_letter_properties`).
 
 Guarding tests: tests/proto/test_expiry.py.
 """
@@ -48,8 +48,9 @@ class ExpiryRun(NamedTuple):
 
 
 class EntryExpiry:
-    """When the messages of one entry expire. `first_ms`: when the first of them does. `told_ms`: the broker's time when
-    it judged the entry last, which it tells to the consumer; 0: it has not."""
+    """When the messages of one entry expire. `runs`: which of them, and when. `is_chunk`: the entry is a part of a
+    message in chunks. `first_ms`: when the first of them does. `told_ms`: the broker's time when it judged the entry
+    last, which it tells to the consumer; 0: it has not."""
 
     __slots__ = ("first_ms", "is_chunk", "runs", "told_ms")
 
@@ -124,5 +125,6 @@ def extends_last_run(runs: list[ExpiryRun], index: int, at_ms: int) -> bool:
 
 
 def make_dead_letter_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the properties of the copy of a message in a dead-letter topic, where it does not expire."""
+    """Returns the properties of the copy of a message in a dead-letter topic, where it does not expire:
+    EXPIRES_AT_PROPERTY gets the name EXPIRED_AT_PROPERTY."""
     return {EXPIRED_AT_PROPERTY if key == EXPIRES_AT_PROPERTY else key: value for key, value in properties.items()}

@@ -366,7 +366,7 @@ def is_default_letter_topic(topic: TopicName, subscription: str, suffix: str) ->
 def find_retried_topic(topic: TopicName, subscription: str) -> TopicName:
     """Returns the topic whose default retry-letter topic for this subscription is `topic`; `topic` itself if it is not
     the name of a retry-letter topic. Where that name is shortened, returns a shortened name of the topic, which has the
-    same letter topics."""
+    same letter topics. Raises InvalidName if nothing is left of the local name without that ending."""
     if ending := _letter_ending(topic, subscription, RETRIES):
         return TopicName.parse(topic.base.full.removesuffix(ending))
     return topic

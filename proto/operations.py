@@ -8,7 +8,7 @@ permission a caller needs. What follows from a row:
 | face | how |
 |---|---|
 | gRPC | the rpc of that name (runtime/network.py `list_rpc_names`), translated by proto/translation.py |
-| permission | broker/access/table_core.py `RULES`, asked at the border (broker/grpc/checked.py) |
+| permission | broker/access/table_core.py `PERMISSION_RULES`, asked at the border (broker/grpc/checked.py) |
 | REST | each of `routes` (broker/rest/transactions_routes.py), or a function in broker/rest/ |
 | the command line | the verb of `cli` (cli/admin/rows.py), or a function in cli/admin/ |
 | AdminClient, Admin | the method of `method` (client/admin/grpc_transport.py), or a function in client/admin/ |
@@ -64,12 +64,14 @@ class PermissionScope(Enum):
 
 class PermissionRule(NamedTuple):
     """The permission that an operation requires of its caller, the kind of object on which it is required, and the
-    field of the request that names the object."""
+    field of the request that names the object. `subscription`: the field that names a subscription: if that is
+    restricted to some roles, the caller must have one of them. If a request to skip or expire messages leaves it empty,
+    it changes all subscriptions, and requires MANAGE."""
 
     permission: Permission
     on: PermissionScope = PermissionScope.NOTHING
     field: str = ""
-    subscription: str = ""  # the field that names it; where it is empty in a request that changes: all, which is MANAGE
+    subscription: str = ""
 
 
 class AnsweringBroker(Enum):
@@ -673,7 +675,8 @@ del _row, _hint, _variable
 @cache
 def find_answer_type(name: str, **of_clients: Any) -> Any:
     """Returns the type of the answer of the operation `name`. `of_clients`: the caller's own types for StoredMessage
-    and MessageId, by these names."""
+    and MessageId, by these names. Raises KeyError if there is no such operation, NameError if its type is one of these
+    and is not given. Results are cached."""
     from . import states as transactions
     from . import statistics
 

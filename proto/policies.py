@@ -33,14 +33,14 @@ class Field(NamedTuple):
     converted."""
 
     name: str  # of proto/policies.py
-    kind: str  # of CONVERTERS (cli/admin/policies.py), or "on/off", or choices with | between
+    kind: str  # of UNIT_CONVERTERS (cli/admin/policies.py), or "on/off", or choices with | between
     flags: tuple[str, ...]
     help: str
 
 
 class PolicyRestNames(NamedTuple):
     """The names of a policy in Pulsar's REST interface. The body of a policy with one field is a number or a boolean.
-    If the body has another form, `SHAPES` of broker/rest/policies.py has the functions that convert it."""
+    If the body has another form, `BODY_CONVERTERS` of broker/rest/policies.py has the functions that convert it."""
 
     namespace: str  # last part of the path; empty: namespaces have none
     topic: str
@@ -265,7 +265,8 @@ class _Earlier(Policies, frozen=True, kw_only=True, omit_defaults=True, forbid_u
 
 
 def decode_policies(text: str) -> Policies:
-    """Decodes the policies of one level from JSON. Raises InvalidRequest if the text is not valid."""
+    """Decodes the policies of one level from JSON; "" has no policies. Converts the backlog quota in MiB of earlier
+    versions to bytes. Raises InvalidRequest if the text is not valid."""
     try:
         if '"backlog_quota_mib"' not in text:
             return msgspec.json.decode(text or "{}", type=Policies)

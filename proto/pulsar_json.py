@@ -1,8 +1,8 @@
 """Statistics as JSON, under the names that Pulsar's tools read (pulsar-client-go `data.go`). Each name is defined here,
 once.
 
-    pick_fields(CONSUMER_FIELDS, found, "consumerName availablePermits")    {"consumerName": "c", "availablePermits":
-    1000}
+    pick_fields(CONSUMER_FIELDS, found, "consumerName availablePermits")
+    # {"consumerName": "c", "availablePermits": 1000}
 
 REST (broker/rest/stats.py) and the command line (cli/admin/stats.py) choose the fields that they show, and their order.
 Transactions and half messages have forms of our own, which REST answers; the command line shows their times in seconds.
@@ -38,12 +38,14 @@ def _table(names: Mapping[str, str | Callable[[Any], Any]]) -> FieldTable:
 
 def pick_fields(table: FieldTable, found: object, names: str) -> dict[str, Any]:
     """Returns a dictionary of some fields of a statistics object. `names` are the fields' names in JSON, separated by
-    spaces; the dictionary has them in this order. `table` has the function that gets each of them from the object."""
+    spaces; the dictionary has them in this order. `table` has the function that gets each of them from the object.
+    Raises KeyError if the table has no field of a name."""
     return {name: table[name](found) for name in names.split()}
 
 
 def time_to_json(milliseconds: int) -> str:
-    """Returns a time, in ms since the epoch, as ISO 8601 in UTC: "2025-10-09T08:53:20.000Z"."""
+    """Returns a time, in ms since the epoch, as ISO 8601 in UTC: "2025-10-09T08:53:20.000Z". Raises ValueError or
+    OverflowError for a time that is not in the years 1 to 9999."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -251,8 +253,8 @@ def coordinator_to_json(number: int, found: CoordinatorTransactions) -> dict[str
 
 
 def make_table_row(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON object `form` as a row of a table that the command line prints: names in snake case, times in
-    seconds, lists as text."""
+    """Returns the JSON object `form` as a row of a table that the command line prints: names in snake case, times
+    (those in ms) in seconds with one decimal, lists as text."""
     return {
         re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name).replace("_ms", "_s"): round(value / 1000, 1)
         if name.endswith("Ms") else ", ".join(value) if isinstance(value, list) else value

@@ -247,7 +247,7 @@ class Failure(NamedTuple):
     consumer: str = ""
 
     def cut_long_texts(self) -> Failure:
-        """Returns the failure with each text cut to its limit."""
+        """Returns the failure with each text cut to its limit; of the traceback the end is kept."""
         return Failure(
             self.error[:ERROR_CHARACTERS_MAX], self.message[:ERROR_TEXT_MAX], self.traceback[-TRACEBACK_MAX:],
             self.consumer[:ERROR_CHARACTERS_MAX],
@@ -401,7 +401,7 @@ class TxnId(NamedTuple):
 
 def coordinator_of(name: str, coordinators: int) -> int:
     """Returns the number of the coordinator for the transactions of `name`, from 0 to `coordinators` - 1. `name`: that
-    of a holder (a program's transactions) or of a sink."""
+    of a holder (a program's transactions) or of a sink. Raises UnicodeEncodeError if it has a lone surrogate."""
     return choose_partition_of_key(name, coordinators)
 
 

@@ -114,7 +114,8 @@ class Unloaded(Value, frozen=True):
 
 
 class BundleRow(Value, frozen=True):
-    """A bundle that a broker owns, with its loaded topics and its traffic. Rates are per second."""
+    """A bundle that a broker owns, with its loaded topics and its traffic. Rates are per second: of messages (`rate_…`)
+    and of bytes (`throughput_…`)."""
 
     namespace: str
     bundle: str  # as 0x00000000_0x08000000
@@ -238,8 +239,8 @@ class ConsumerStats(Value, frozen=True):
 
 
 class DrainingSlot(Value, frozen=True):
-    """A slot of keys that will move to another consumer. It moves when the messages already delivered are
-    acknowledged."""
+    """A slot of keys that will move to another consumer. It moves when the messages already delivered are acknowledged.
+    `blocked_attempts`: how many entries of the slot came meanwhile and wait."""
 
     slot: int
     unacked_entries: int
@@ -327,7 +328,7 @@ class NamespaceStats(Value, frozen=True):
 
 class BriefTopicStats(Value, frozen=True):
     """The statistics that a list of topics shows of a topic without partitions, or of one partition: a part of
-    TopicStats."""
+    TopicStats. Rates are per second: of messages (`rate_…`) and of bytes (`throughput_…`)."""
 
     name: str
     messages_in: int
@@ -416,7 +417,8 @@ class TopicOffsets(Value, frozen=True):
 
 class CompactionStatus(Value, frozen=True):
     """The status of the last compaction of a topic (of one partition), and the compacted ledger from which readers read
-    now."""
+    now. `to_look_at`: the estimate of `looked_at` at the end. `rounds`: how often the log was read to find the messages
+    that stay."""
 
     state: CompactionState
     step: str  # where it is, or where it failed
@@ -907,7 +909,7 @@ class TransactionStats(Value, frozen=True):
 
 class CoordinatorTransactions(Value, frozen=True):
     """The transactions of one coordinator, the oldest first. `committed` and `aborted` are counted since a broker last
-    took the coordinator over."""
+    took the coordinator over. `unsettled`: how many have ended, and have topics that have not stored the outcome."""
 
     items: tuple[TransactionStats, ...]
     open: int
@@ -956,7 +958,7 @@ class HalfStats(Value, frozen=True):
     group: str
     check_key: str
     age_ms: int
-    unknown: int  # answers of that kind
+    unknown: int  # answers of programs of its group that they do not know its outcome yet
     members: int  # programs of its group that are connected
     bytes: int
     topics: tuple[str, ...]

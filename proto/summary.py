@@ -113,7 +113,8 @@ def _make_mask(value: int, bits: int) -> int:
 
 # ------------------------------------------------------------------------------------------------------- building
 class SummaryBuilder:
-    """Collects the properties of the messages of one batch. `names`: the properties that the summary covers."""
+    """Collects the properties of the messages of one batch. `names`: the properties that the summary covers. They must
+    have passed `check_names`."""
 
     __slots__ = ("_names", "_values")
 
@@ -160,8 +161,8 @@ def check_names(names: Sequence[str]) -> str | None:
 
 # -------------------------------------------------------------------------------------------------------- reading
 class EntrySummary:
-    """A summary that was read: the evidence of `find_candidates` for the messages of one entry. Its answers are bools:
-    whether a message of the entry may be so."""
+    """A summary that was read: the evidence of `find_candidates` for the messages of one entry. Each method `may_…`
+    returns whether a message of the entry may be so; False is certain."""
 
     __slots__ = ("_bits", "_bloom", "_flags", "_hashes")
 
@@ -230,8 +231,8 @@ def may_match(expression: FilterNode, summary: EntrySummary | None) -> bool:
 
 # ------------------------------------------------------------------------------------------------------- deciding
 class Combinable(Protocol):
-    """The type of the answers of an `FilterEvidence`: a bool for one entry, or a set of blocks. `&` is the
-    intersection, `|` the union."""
+    """The type of the answers of a `FilterEvidence`: a bool for one entry, or a set of blocks. `&` is the intersection,
+    `|` the union."""
 
     def __and__(self, other: Any, /) -> Self: ...
     def __or__(self, other: Any, /) -> Self: ...

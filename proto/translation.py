@@ -54,7 +54,7 @@ def make_request(kind: type[M], arguments: Mapping[str, object], name: str = "")
 def make_reply_message(kind: type[Message], value: object, field: str = "") -> Message:
     """Makes a reply message of class `kind` from a handler's result `value` and returns it. `field`: the field of the
     reply for the result; "": the first field, or the whole reply if `value` is a dataclass. None makes an empty
-    message; a message is returned unchanged."""
+    message; a message is returned unchanged. Raises TypeError or ValueError if the value does not fit the message."""
     if isinstance(value, Message):
         return value
     if value is None:
@@ -107,7 +107,7 @@ def convert_reply(
 ) -> Any:
     """Converts a reply message to a value of type `kind` and returns it. `field`: the field of the reply with the
     value; "": the first field, or the whole reply if `kind` is a dataclass. `made`: functions that convert messages to
-    the caller's own types, by type."""
+    the caller's own types, by type. Raises ValueError for a number that is no member of an enum of ours."""
     if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
         return _value(kind, getattr(reply, field or reply.DESCRIPTOR.fields[0].name))
     return (made or {}).get(kind, lambda found: _value(kind, found))(reply)

@@ -116,9 +116,8 @@ class Guard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files of a listener or a client. Changed files are read again for the next handshake of a listener, and
-    for the next connection of a client; open connections stay.
-    """
+    """The paths of the PEM files of a listener or a client; "": there is no such file. Changed files are read again for
+    the next handshake of a listener, and for the next connection of a client; open connections stay."""
 
     certificate: str = ""
     key: str = ""

@@ -32,7 +32,8 @@ class AlarmTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_if_earlier(self, when: float) -> None:
-        """Sets the alarm to the time `when`, unless it is set to an earlier time."""
+        """Sets the alarm to the time `when` (seconds of the monotonic clock), unless it is set to an earlier time. It
+        rings ALARM_RESOLUTION_S from now at the earliest."""
         if when < self.at:
             self.cancel()
             self.at = when
@@ -70,7 +71,8 @@ LOOP_SLICE_S = 0.002
 
 
 class EventLoopSlices:
-    """Divides a long computation into time slices, so that other tasks of the event loop run between two slices."""
+    """Divides a long computation into time slices, so that other tasks of the event loop run between two slices. `end`:
+    the time at which the present slice ends, in seconds of the monotonic clock."""
 
     __slots__ = ("_clock", "end")
 

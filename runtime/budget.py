@@ -17,8 +17,8 @@ from typing import Protocol
 # also while those before it are not read yet. Places of long messages have the other half of the bound, until they are
 # read: one that does not fit waits, in turn, with what its window let in. A lone one always fits. While others wait,
 # one that is not whole after SLOW_ARRIVAL_S is cut; one that is whole waits for the memory of requests
-# (`CallerMemory`), which gets less by itself. So nothing waits for good. Guards: tests/runtime/test_arrivals.py,
-# tests/runtime/grpc/test_memory.py.
+# (`CallerMemory`), which gets less by itself. So nothing waits for good.
+# Guards: tests/runtime/test_arrivals.py, tests/runtime/grpc/test_memory.py.
 
 
 WINDOW_BYTES_MIN = (64 << 10) - 1
@@ -28,7 +28,7 @@ SLOW_ARRIVAL_S, SLOW_ARRIVAL_CHECKS = 10.0, 4
 
 
 class ArrivingLongMessage(Protocol):
-    """A message of a stream that is too long for the receive window; `MessageStream` implements it. Memory must be
+    """A message that is longer than half of its stream's receive window; `MessageStream` implements it. Memory must be
     reserved for the message (`ArrivingMessagesMemory.admit`) before it can arrive completely."""
 
     def on_memory_reserved(self) -> None:
@@ -56,8 +56,8 @@ class ArrivingMessagesMemory:
 
     def reserve_window(self, wanted: int) -> int:
         """Reserves memory for the receive window of a new stream. Returns the size of the window in bytes: at most
-        `wanted`, and at least WINDOW_BYTES_MIN or `wanted`. The memory stays reserved until `release_window` is called
-        with this size."""
+        `wanted`, and at least the smaller of `wanted` and WINDOW_BYTES_MIN. The memory stays reserved until
+        `release_window` is called with this size."""
         size = max(min(wanted, WINDOW_BYTES_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size
@@ -79,7 +79,8 @@ class ArrivingMessagesMemory:
         return True
 
     def on_message_complete(self, message: ArrivingLongMessage) -> None:
-        """Called when a long message has arrived completely. The service has not read the message yet."""
+        """Called when a long message has arrived completely. The service has not read the message yet. Does nothing if
+        no memory is reserved for it."""
         size, _ = self._coming.pop(message, (0, 0))
         if size:
             self._whole[message] = self._whole.get(message, 0) + size
@@ -93,7 +94,8 @@ class ArrivingMessagesMemory:
             self._go_on()
 
     def discard(self, message: ArrivingLongMessage) -> None:
-        """Releases the memory of a long message whose stream has ended. Does nothing if it has none."""
+        """Releases the memory of the long messages of a stream that has ended, and reserves it for messages that wait.
+        Does nothing if the stream has none."""
         self._waiting.pop(message, None)
         self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
         self._go_on()

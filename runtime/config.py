@@ -54,7 +54,8 @@ _SOURCES: dict[str, dict[str, str]] = {}
 
 
 class Setting(NamedTuple):
-    """One setting in the generated table of settings: its name, type, default and comment, all as text."""
+    """One setting in the generated table of settings: its name, type, default and comment, all as text. `default` is
+    "required" if there is none. `doc` is the comment."""
 
     name: str
     type: str
@@ -73,8 +74,9 @@ def load_config(
 ) -> Config:
     """Returns the configuration of the class `kind` (a frozen struct) for `section`. Its values come from `file` (a
     path), the environment (None: that of the process) and `overrides`; overrides of None are ignored. `defaults`
-    replace the defaults of `kind`. Raises InvalidConfiguration if a setting is unknown, if its value is invalid, or if
-    settings contradict each other."""
+    replace the defaults of `kind`. Raises InvalidConfiguration if the file cannot be read or is not TOML, if a setting
+    is unknown, if its value is invalid, or if settings contradict each other. Keeps the source of each value for
+    `find_source`."""
     values: dict[str, object] = dict(defaults or {})
     sources = _SOURCES[section] = dict.fromkeys(values, "default")
     if file is not None:
@@ -131,7 +133,8 @@ def get_setting_value(config: msgspec.Struct, name: str) -> object:
 
 def replace_settings(config: Config, values: Mapping[str, object]) -> Config:
     """Returns a copy of `config` with other values for some settings. `values`: the new values, by names like those
-    that `find_explicit_settings` returns."""
+    that `find_explicit_settings` returns. Raises AttributeError or TypeError if there is no such setting, and the
+    errors of the checks of the configuration class (ValueError, AssertionError)."""
     direct = {name: value for name, value in values.items() if "." not in name}
     tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
     for table in tables:
@@ -296,8 +299,10 @@ PATH_VARIABLES = ("MAGNETAR_TOKEN", "MAGNETAR_SECURITY", "MAGNETAR_TLS_CA", "MAG
 
 def set_variables_from_files(environment: MutableMapping[str, str]) -> None:
     """For each environment variable MAGNETAR_…_FILE, reads the file that it names, and sets the variable without _FILE
-    to the content of the file (UTF-8, without the line end at its end). So a container can use mounted files without a
-    shell. Raises InvalidConfiguration if both variables are set, or if a file cannot be read."""
+    to the content of the file (UTF-8, without the line end at its end); then deletes the variable with _FILE. A
+    variable of PATH_VARIABLES is set to the path itself. So a container can use mounted files without a shell. Raises
+    InvalidConfiguration if both variables are set, or if a file cannot be read, is not UTF-8, or has more than
+    CONFIG_FILE_BYTES_MAX bytes."""
     for variable in [each for each in environment if each.startswith("MAGNETAR_") and each.endswith("_FILE")]:
         name, path = variable.removesuffix("_FILE"), environment[variable]
         if name in environment:
@@ -460,14 +465,14 @@ class MemoryPlan(NamedTuple):
 
     def apply_to_config(self, config: Config, section: str) -> Config:
         """Returns a copy of `config`, the configuration of `section`, with the values that the plan has for settings of
-        this section."""
+        this section. Raises the errors of `replace_settings`."""
         own = {name.partition(".")[2]: value for name, value in self.values.items() if name.startswith(section + ".")}
         return replace_settings(config, own)
 
 
 def compute_minimum_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
     """Returns the smallest number of bytes with which the process can run. `given`: the values of the settings that the
-    operator has set."""
+    operator has set, by name."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
@@ -583,7 +588,7 @@ def compute_process_memory(
     """Returns how many bytes of memory this process may use: an equal share of the memory that `file` or `option` sets
     for all `processes` together. If none is set, an equal share of a quarter of the machine's memory (at most `most`
     bytes), but never less than the process needs with the settings `given`. Raises InvalidConfiguration if the setting
-    is invalid."""
+    is invalid, or the file cannot be read."""
     process = load_config(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
     needed = compute_minimum_bytes(shares, given)
     own = process.memory_bytes // processes

@@ -1,8 +1,8 @@
 """The file descriptors of this process: the limit is raised at the start, files have a reserve, ports share the rest.
 
-    PROCESS_DESCRIPTORS.open_spares()                   once, when a server starts
-    PROCESS_DESCRIPTORS.open_file(path, flags)          does not fail because connections use all descriptors
-    if PROCESS_DESCRIPTORS.reserve_connection(): …      for a connection of a port, until `release_connection`
+    PROCESS_DESCRIPTORS.open_spares()                       once, when a server starts
+    PROCESS_DESCRIPTORS.open_file(path, flags)              does not fail because connections use all descriptors
+    if PROCESS_DESCRIPTORS.reserve_connection(): …          for a connection of a port, until `release_connection`
 
 **Limit.** The soft limit of RLIMIT_NOFILE, often 1,024, is raised to the hard one (FILES_MAX at most).
 **Reserve.** SPARE_DESCRIPTORS descriptors are open without a file. If a file cannot be opened because no descriptor is
@@ -11,7 +11,8 @@ again later. So a process can use its files even if its connections (also those 
 use all other descriptors.
 **Ports.** All ports of a process together may have `connections_max` connections: the limit less RESERVED_DESCRIPTORS.
 Each port has a lower limit of its own (runtime/access.py `CallerLimits`). Guarding tests:
-tests/runtime/test_descriptors.py. """
+tests/runtime/test_descriptors.py.
+"""
 
 from __future__ import annotations
 
@@ -80,19 +81,20 @@ class FileDescriptors:
         return DescriptorLimits(self.limit, self.connections_max)
 
     def open_missing_spares(self) -> None:
-        """Opens spare descriptors again, as many as are missing and as the limit allows."""
+        """Opens spare descriptors again, as many as are missing and as the limit allows. Does nothing in a process that
+        has not called `open_spares`. Never raises."""
         with self._lock, contextlib.suppress(OSError):
             while self._pid == os.getpid() and len(self._spares) < min(SPARE_DESCRIPTORS, self.limit // 8):
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
         """Opens a file like `os.open`, and returns its descriptor. If no file descriptor is free, closes a spare one
-        first. Raises OSError if there is no spare descriptor either."""
+        first. Raises the OSError of `os.open`; for want of a descriptor only if there is no spare one either."""
         return self._opened(lambda: os.open(path, flags, mode))
 
     def list_directory(self, path: str) -> list[str]:
-        """Lists a directory like `os.listdir`. If no file descriptor is free, closes a spare one first. Raises OSError
-        if there is no spare descriptor either."""
+        """Lists a directory like `os.listdir`. If no file descriptor is free, closes a spare one first. Raises the
+        OSError of `os.listdir`; for want of a descriptor only if there is no spare one either."""
         return self._opened(lambda: os.listdir(path))
 
     def _opened(self, opening: Callable[[], T]) -> T:
@@ -124,8 +126,8 @@ class FileDescriptors:
                 self.lent = 0
 
     def reserve_connection(self) -> bool:
-        """Counts a new connection. Returns False, and does not count it, if there are as many connections as there may
-        be. The caller must call `release_connection` when a counted connection ends."""
+        """Counts a new connection. Returns False, and counts it only in `refused`, if there are as many connections as
+        there may be. The caller must call `release_connection` when a counted connection ends."""
         if self.connections >= self.connections_max:
             self.refused += 1
             return False
@@ -138,7 +140,8 @@ class FileDescriptors:
 
 
 def get_soft_files_limit() -> int:
-    """Returns the soft limit of open files of this process, at most FILES_MAX."""
+    """Returns the soft limit of open files of this process, at most FILES_MAX; returns FILES_MAX where the system has
+    no such limit (Windows)."""
     if resource is None:
         return FILES_MAX
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -146,7 +149,7 @@ def get_soft_files_limit() -> int:
 
 def raise_files_limit() -> int:
     """Raises the soft limit of open files to the hard limit, but at most to FILES_MAX. Returns the soft limit, which
-    stays as it was if the system refuses."""
+    stays as it was if the system refuses. Returns FILES_MAX where the system has no such limit (Windows)."""
     if resource is None:
         return FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -24,7 +24,7 @@ DIRECT_ALIGNMENT = 4096
 
 class File(Protocol):
     """An open file. Every read and write names its absolute position, because there is no file cursor. Every method
-    raises OSError if the system refuses, or if the file is closed."""
+    except `close` raises OSError if the system refuses, or if the file is closed."""
 
     @property
     def path(self) -> str:
@@ -82,15 +82,16 @@ class File(Protocol):
 
 
 class Files(Protocol):
-    """The file system as a process sees it: opens, lists, renames, removes and locks files."""
+    """The file system as a process sees it: opens, lists, renames, removes and locks files. Every method except
+    `exists` and `allocate_buffer` raises OSError if the system refuses."""
 
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
     ) -> File:
-        """Opens a file. With `create`, creates the file if it does not exist; with `exclusive` too, raises
-        FileExistsError if it exists. `direct`: without the page cache, and each write is synced. If the file system
-        does not support that, this call or the first read or write of the file raises OSError with EINVAL or
-        EOPNOTSUPP."""
+        """Opens a file, for reading alone if not `write`. If it does not exist, raises FileNotFoundError, or with
+        `create` creates it; with `create` and `exclusive`, raises FileExistsError if it exists. `direct`:
+        without the page cache, and each write is synced. If the file system does not support that, this call or the
+        first read or write of the file raises OSError with EINVAL or EOPNOTSUPP."""
         ...
 
     def allocate_buffer(self, size: int) -> memoryview:

@@ -80,7 +80,7 @@ class EventLoopHeartbeat:
 
     @property
     def lag_s(self) -> float:
-        """Returns the longest delay of a beat in the last minute, in seconds."""
+        """Returns the longest delay of a beat in the last minute, in seconds; 0 if there was none."""
         late = 0.0 if self.beat_at is None else _now() - self.beat_at - BEAT_INTERVAL_S
         return max(late, *self._lags, 0.0)
 
@@ -130,7 +130,7 @@ class Health:
         notify_systemd("STOPPING=1")
 
     async def why_not_ready(self) -> Sequence[str]:
-        """Returns the reasons why the process is not ready; empty if it is."""
+        """Returns the reasons why the process is not ready; empty if it is. Raises the errors of `readiness`."""
         return await self.readiness()
 
 

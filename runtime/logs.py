@@ -61,7 +61,7 @@ def configure_logging(
 def set_level(level: str | None, source: str) -> None:
     """Changes the log level of the running process; None sets the level that `configure_logging` got. The audit log has
     no level and does not change. Logs the change as a warning that names `source`, the person or program that requested
-    it. Does nothing if the level is the same."""
+    it. Does nothing if the level is the same. `level` is one of LOG_LEVELS; another one raises KeyError."""
     root, before, after = logging.getLogger(), get_log_level(), level or _configured
     if after == before:
         return
@@ -109,7 +109,8 @@ def find_extra_values(record: logging.LogRecord) -> dict[str, object]:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats each log record as one line of text; the values of `extra` are at the end of the line."""
+    """Formats each log record as one line of text. Times are local times of the machine, to the millisecond; the values
+    of `extra` are at the end of the line."""
 
     def __init__(self, process: str = "") -> None:
         whose = f"[{process}] " if process else ""
@@ -121,7 +122,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each log record as one JSON object."""
+    """Formats each log record as one JSON object; `time` is in UTC."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()
@@ -233,7 +234,8 @@ class AuditLog:
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Returns, by caller, how many of its requests were denied or had refused credentials in the current period."""
+        """Returns, by caller, how many of its requests were denied or had refused credentials in its last period of
+        DENIAL_WINDOW_S seconds. Has at most LOGGED_CALLERS_MAX callers, those that were denied last."""
         return {caller: count for caller, (_, count) in self._denials.items()}
 
     def record_denial(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:

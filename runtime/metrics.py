@@ -95,7 +95,7 @@ class Histogram:
 
     Only one thread may observe, and it must also make the page. A caller that observes one value per message may append
     it to the list `waiting`, and call `count_waiting_values` when the list has WAITING_VALUES_MAX values. The values in
-    the list are counted then, or when the counts are read. """
+    the list are counted then, or when the counts are read."""
 
     __slots__ = ("_counts", "_total", "bounds", "waiting")
 
@@ -166,7 +166,8 @@ class RecentQuantiles:
     def compute_quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
         """Returns one quantile for each share in `wanted` (0.99: the 99th percentile), in the same order; NaN if there
         are no values. `key` identifies the histogram, and must be the same in all calls for it; `now` is a time in
-        seconds. A quantile is interpolated inside its bucket; in the last bucket it is the last bound."""
+        seconds. A quantile is interpolated inside its bucket; in the last bucket it is the last bound. The first call
+        for a `key` uses all values that the histogram got so far."""
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
         if now - since >= QUANTILE_WINDOW_S or key not in self._looks:
@@ -232,7 +233,8 @@ METRICS_LEVELS = ("topic", "namespace", "none")
 
 
 class MetricsQuery(NamedTuple):
-    """The parsed query of a request for metrics: `level=topic&namespace=T/N` in its URL."""
+    """The parsed query of a request for metrics: `level=topic&namespace=T/N` in its URL. `level`: whether the page has,
+    beside the numbers of the server, those of each topic, only those of each namespace, or none of these."""
 
     level: str = ""  # one of METRICS_LEVELS; "": as the server is set
     namespace: str = ""  # T/N: only its topics, and only its sums beside those of the server; "": of all
@@ -240,7 +242,8 @@ class MetricsQuery(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> MetricsQuery:
         """Returns the MetricsQuery for the query part of a URL; "" gives the defaults. Raises InvalidRequest if a
-        parameter is unknown or its value is invalid, ValueError if there are more than 8 parameters."""
+        parameter is unknown or its value is invalid (InvalidName for a namespace), ValueError if there are more than 8
+        parameters."""
         found = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=8)) if text else {}
         unknown = sorted(found.keys() - {"level", "namespace"})
         if unknown:

@@ -158,7 +158,7 @@ class Endpoint(NamedTuple):
 def find_caller_network(peer: str) -> str:
     """Returns the network to which a limit per address applies. For `peer` (HOST:PORT) with an IPv4 address, or an IPv6
     address that maps one, it is the IPv4 address; for another IPv6 address its /64 network, because one host can use
-    all addresses of such a network."""
+    all addresses of such a network. A host that is not an IP address is returned as it is."""
     host = peer.rpartition(":")[0].strip("[]")
     try:
         address = ipaddress.IPv6Address(host)
@@ -216,7 +216,8 @@ class Stream(Protocol[Out, In]):
         ...
 
     async def send(self, item: Out) -> None:
-        """Queues an item. First waits while more than STREAM_QUEUE_BYTES are queued."""
+        """Queues an item. First waits while more than STREAM_QUEUE_BYTES are queued, or less while the memory of the
+        process is short."""
         ...
 
     async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
@@ -267,19 +268,21 @@ class Channel(Protocol):
     def endpoint(self) -> Endpoint: ...
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep:
         """Calls a unary rpc and returns its reply. Raises the error of the handler. If no connection can be made,
-        raises Unavailable, and nothing was sent. Raises TimedOut if there is no reply within `timeout_s` seconds,
-        ConnectionLost if the connection breaks or the channel is closed. Raises MessageTooLarge if the request is
-        larger than MESSAGE_BYTES_MAX."""
+        raises Unavailable, or UntrustedServer if the certificate of the server cannot be verified; nothing was sent
+        then. Raises TimedOut if there is no reply within `timeout_s` seconds, ConnectionLost if the connection breaks
+        or the channel is closed. Raises MessageTooLarge if the request or the reply is larger than MESSAGE_BYTES_MAX,
+        WrongProtocol if the server does not speak gRPC or does not have the rpc."""
         ...
 
     def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]:
         """Opens a stream of the rpc `rpc`, and returns it at once; the connection may be made later. If it cannot be
-        made, the stream ends with Unavailable. Raises ConnectionLost if the channel is closed."""
+        made, the stream ends with Unavailable, UntrustedServer or WrongProtocol, as `call` does. Raises ConnectionLost
+        if the channel is closed."""
         ...
 
     async def is_answering(self, timeout_s: float) -> bool:
-        """Returns whether the server answers a ping within `timeout_s`. If there is no connection, waits at most
-        `timeout_s` for one, and returns whether there is one then."""
+        """Returns whether the server answers a ping within `timeout_s` seconds. If there is no connection, waits for
+        `timeout_s`, and returns whether there is one then."""
         ...
 
     async def close(self) -> None:
@@ -408,8 +411,9 @@ class Peer(Protocol):
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         """Sends a request like `request`, but without a future: when the answer arrives, a method of `asker` is called
-        in the same turn of the loop. Returns None if the request was accepted. Otherwise returns an error: then nothing
-        was sent, and `asker` is not called."""
+        in the same turn of the loop. Returns None if the request was accepted. Otherwise returns an error
+        (BackPressure: the queue is full; ConnectionLost: this end is closed): then nothing was sent, and `asker` is not
+        called."""
         ...
 
     def statistics(self) -> dict[str, int]:
@@ -544,7 +548,8 @@ class Network(Protocol):
         ...
 
     def generate_keys(self) -> KeyPair:
-        """Creates and returns the keys of this process for its peer connections."""
+        """Creates and returns the keys of this process for its peer connections. Raises InvalidConfiguration if the
+        ZeroMQ library of this machine does not support CURVE."""
         ...
 
 
@@ -597,8 +602,9 @@ def _standard_service(service: str) -> Any:
 
 
 def list_rpc_names(service: str) -> list[str]:
-    """Returns the names of all rpcs (methods) of a service in proto/wire.proto. For "Admin", includes the rpcs that
-    only the table of operations (proto/operations.py) defines."""
+    """Returns the names of all rpcs (methods) of a service in proto/wire.proto, or of a service of gRPC itself or of
+    etcd by its full name. For "Admin", includes the rpcs that only the table of operations (proto/operations.py)
+    defines. Raises KeyError if there is no such service."""
     from ..proto import wire_pb2
 
     if "." in service:

@@ -113,8 +113,9 @@ class ParentProcess:
 
     def run(self) -> int:
         """Runs the processes until all have ended, and returns the exit code of the server. The code is 0 after
-        SIGTERM, 130 after SIGINT, else the exit code of the process that could not start. Replaces the handlers of
-        these signals until then. A forked process never returns from this call."""
+        SIGTERM, 130 after SIGINT, else the exit code of the process that could not start: 1 if it ended with 0, 128
+        plus the number of the signal if one ended it. Replaces the handlers of these signals until then. A forked
+        process never returns from this call."""
         tune_glibc_heap()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
@@ -382,8 +383,7 @@ def _die_with(parent: int) -> None:
 # | kind | from | number | body |
 # |---|---|---|---|
 # | READY | the process | 0 | JSON: the facts of the ready line |
-# | BEAT | the process | 0 | empty: its event loop runs; each BEAT_INTERVAL_S from READY on, if systemd watches the
-# parent |
+# | BEAT | the process | 0 | empty: its loop runs; each BEAT_INTERVAL_S from READY on, if systemd watches the parent |
 # | ASK | the process | of its question | which metrics of the others: the query of a page |
 # | FACTS | the parent | of that question | JSON: {"restarts": {name: count}, "asked": [names]} |
 # | PAGE | the parent | of that question | one name of them, a line end, the text |
@@ -500,8 +500,8 @@ class ParentLink:
         self._tasks.spawn(self._read(reader, text), "child-link")
 
     async def detach(self) -> None:
-        """Closes the link to the parent, at the end of this process. Afterwards the process does not notice when the
-        parent ends."""
+        """Closes the link to the parent, at the end of this process, and cancels the answers that are being made for
+        it. Afterwards the process does not notice when the parent ends."""
         await self._tasks.close()
         if self._writer is not None:
             self._writer.close()

@@ -265,9 +265,9 @@ useless. It took 17 of the 250 ms of processor time from the start of `magnetar 
 
 
 def freeze_objects() -> None:
-    """Excludes all objects that exist now from garbage collection. Must be called after start-up. Does not collect
-    garbage before: almost no object is garbage then, and the search would stop the event loop for 20 ms while the first
-    clients connect."""
+    """Excludes all objects that exist now from garbage collection, and sets the collector's thresholds for a running
+    server. Must be called after start-up. Does not collect garbage before: almost no object is garbage then, and the
+    search would stop the event loop for 20 ms while the first clients connect."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
@@ -285,7 +285,8 @@ _PARTS_LOG = logging.getLogger("magnetar.lifecycle")
 
 
 class ProcessPartState(enum.Enum):
-    """The state of one part of a process, such as its broker, after its start."""
+    """The state of one part of a process, such as its broker, after its start. FAILED: its stop failed or took too
+    long, or goes on still."""
 
     RUNNING = "running"
     STOPPED = "stopped"

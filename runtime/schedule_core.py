@@ -77,7 +77,8 @@ class ProcessState(enum.Enum):
 
 class ManagedProcess:
     """One process of the server as the schedule sees it: its state and its restarts. `due`: when it is started again,
-    or killed, if it is to be; None otherwise."""
+    or killed, if it is to be; None otherwise. `stop_s`: the seconds that it has for its end. `began`: when it was
+    started last. Times are monotonic seconds."""
 
     def __init__(self, name: str, stop_s: float) -> None:
         self.name = name
@@ -117,7 +118,7 @@ class ProcessSchedule:
 
     def on_process_ready(self, name: str, now: float) -> list[ProcessEffect]:
         """Fact: a process serves. When its whole tier serves, the next tier is started; after the last tier, returns
-        ReportServing, once."""
+        ReportServing, once. Otherwise returns []."""
         member = self._by_name[name]
         if member.state is not ProcessState.STARTING:
             return []  # it was told to end meanwhile
@@ -133,7 +134,9 @@ class ProcessSchedule:
         return [ReportServing()]
 
     def on_process_exited(self, name: str, code: int, now: float) -> list[ProcessEffect]:
-        """Fact: a running process has ended with this exit code."""
+        """Fact: a running process has ended with this exit code. Before all processes have served, all others are
+        stopped. Later, it is started again, at once or when it is due. While the server stops, the next tier is stopped
+        when this one has ended."""
         member = self._by_name[name]
         assert member.is_running, f"{name} ends, and did not run"
         if self._code is not None:
@@ -151,8 +154,7 @@ class ProcessSchedule:
         return self.tick(now)
 
     def stop(self, code: int, now: float) -> list[ProcessEffect]:
-        """Begins to stop all processes. `code` will be the exit code of the server. Does nothing if it stops already.
-        """
+        """Begins to stop all processes. `code` will be the exit code of the server. Returns [] if it stops already."""
         if self._code is not None:
             return []
         self._code = code

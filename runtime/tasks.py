@@ -147,8 +147,8 @@ class Worker(Protocol):
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Queues the call of a function, and returns a future of its result, which belongs to the calling event loop.
-        Calls run in the order in which they were queued. A call runs even if its future is cancelled. Must not be
-        called after `close`."""
+        Calls run in the order in which they were queued. A call runs even if its future is cancelled. The future fails
+        with the error of the function; StopIteration becomes RuntimeError. Must not be called after `close`."""
         ...
 
     async def close(self) -> None:
@@ -166,7 +166,7 @@ class Workers(Protocol):
 
     async def load(self, *modules: str) -> None:
         """Imports the modules, one after the other, in a thread, and returns when all are imported. If all of them are
-        imported already, returns in the same turn of the loop."""
+        imported already, returns in the same turn of the loop. Raises the error of an import that fails."""
         ...
 
 
@@ -313,7 +313,7 @@ async def run_to_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
 
 async def run_and_clean_up(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
     """Awaits `work`, and afterwards, even if `work` failed, awaits `then()`. Returns the result of `work`, or raises
-    its error."""
+    its error. An error of `then()` is raised instead."""
     try:
         return await work
     finally:
@@ -321,7 +321,8 @@ async def run_and_clean_up(work: Awaitable[T], then: Callable[[], Awaitable[obje
 
 
 async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]]) -> T:
-    """Awaits `work` and returns its result. If `work` fails, awaits `undo()` and raises the error."""
+    """Awaits `work` and returns its result. If `work` fails, awaits `undo()` and raises the error. An error of `undo()`
+    is raised instead."""
     try:
         return await work
     except BaseException:
@@ -428,7 +429,8 @@ class SupervisedTask:
 
 class Supervisor:
     """Runs the long-lived tasks of one part of a process, and restarts them when they fail. `restarts` counts the
-    restarts of this part; `restarted` counts those of all parts of the process, for its metrics."""
+    restarts of this part; `restarted` counts those of all parts of the process, for its metrics. `everywhere` has the
+    supervisors of all parts."""
 
     everywhere: ClassVar[weakref.WeakSet[Supervisor]] = weakref.WeakSet()
     restarted: ClassVar[int] = 0

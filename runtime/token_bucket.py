@@ -52,7 +52,7 @@ class TokenBucket:
 
     def set_rate(self, rate: float, now: float, burst: float | None = None) -> None:
         """Changes the rate (tokens per second) and the burst. A debt from the old rate remains, and is paid back at the
-        new rate."""
+        new rate. `burst`: as in the constructor; `now`: seconds."""
         self._fill(now)
         self.rate, self._burst = rate, burst
         self._tokens = min(self._tokens, self.burst)

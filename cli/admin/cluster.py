@@ -241,7 +241,7 @@ def ask_bookie_states(session: CommandSession, summary: ClusterSummary) -> Booki
 
 def find_largest_topics(summary: ClusterSummary, by: str, limit: int) -> list[dict[str, Any]]:
     """Returns the `limit` largest topics of all brokers, the largest first. `by`: the measure by which topics are
-    compared, one of TOP_SORT_FIELDS."""
+    compared, one of TOP_SORT_FIELDS; "age": the oldest message comes first."""
     rows = [asdict(row) for broker in summary.brokers for row in getattr(broker, f"by_{by}")]
     if by == "traffic":
         rows.sort(key=lambda row: (-(row["throughput_in"] + row["throughput_out"]), row["name"]))

@@ -2,8 +2,7 @@
 
     facts = gather_facts(session, backup)      plain records: brokers, bookies, quorums, subscriptions, settings
     findings, states = run_checks(facts)       the checks in CHECKS, which decide only from the facts
-    findings, states = check_directory(dir)    the checks in OFFLINE_CHECKS, of a data directory; its server need not
-    run
+    findings, states = check_directory(dir)    the checks in OFFLINE_CHECKS, of a data directory without a server
 
 A check has a code, which alarms of `magnetar status` share, and is described in docs/operations.md. A finding is an
 Alarm: a sentence, the command that shows more or helps, and whether an operator must act; if one must, the exit code is
@@ -467,8 +466,9 @@ def _read_partitions(session: CommandSession, summary: ClusterSummary) -> list[R
 
 def find_newest_file_time_ms(place: str | None, now_ms: int) -> int | None:
     """Returns when the newest file of the folder `place` (or the file `place` itself) was written, in ms since the
-    epoch; 0 if the folder is empty, None if no `place` is given. A file whose time has not come yet was written while a
-    clock was wrong, and counts only if there is no other one: it would be the newest for as long as it exists."""
+    epoch; 0 if the folder is empty or there is none, None if no `place` is given. Raises OSError if a file cannot be
+    examined. A file whose time has not come yet was written while a clock was wrong, and counts only if there is no
+    other one: it would be the newest for as long as it exists."""
     if place is None:
         return None
     path = Path(place)
@@ -488,7 +488,8 @@ class DataDirectoryCheck(NamedTuple):
 
 def check_directory(directory: Path) -> tuple[list[Alarm], dict[str, str]]:
     """Runs all checks of a data directory. Returns the alarms and the states of the checks, like `run_checks`. Reads
-    only those files of the directory in which bookies identify themselves; writes one file, and removes it again."""
+    only those files of the directory in which bookies identify themselves; writes one file, and removes it again.
+    Raises OSError if the directory does not exist."""
     findings, states = list[Alarm](), dict[str, str]()
     for check in OFFLINE_CHECKS:
         answer = check.find(directory)

@@ -356,7 +356,7 @@ def stats(session: CommandSession, namespace: str = "public/default", *, sums: b
         sum_topic_records,
     )
 
-    brief = session.out.kind in ("table", "name")  # which show COLUMNS only
+    brief = session.out.kind in ("table", "name")  # which show TOPIC_STATS_COLUMNS only
     topics: dict[str, list[Any]] = {}
     admin = session.admin
     for each in admin.brief_namespace_stats(namespace) if brief else admin.namespace_stats(namespace):

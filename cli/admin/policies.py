@@ -289,15 +289,16 @@ def _remove(level: str, verb: PolicyDefinition) -> click.Command:
 
 def read_policies(session: CommandSession, level: str, target: str, *, applied: bool = False) -> Policies:
     """Returns the policies that are set at the namespace or topic `target`; with `applied` also those that it inherits.
-    `level`: NAMESPACE_LEVEL or TOPICS (proto/policies.py)."""
+    `level`: NAMESPACE_LEVEL or TOPIC_LEVEL (proto/policies.py). Raises the errors of the admin client."""
     admin = session.admin
     return (admin.namespace_policies if level == NAMESPACE_LEVEL else admin.topic_policies)(target, applied=applied)
 
 
 def change_policies(session: CommandSession, level: str, target: str, given: dict[str, Any]) -> Policies:
     """Sets the policies `given` (by the names of the fields of `Policies`) at the namespace or topic `target`; other
-    policies stay. `level`: NAMESPACE_LEVEL or TOPICS. Returns all policies that are set there afterwards. Raises
-    UsageError if a value has the wrong type; the broker refuses other invalid values."""
+    policies stay. `level`: NAMESPACE_LEVEL or TOPIC_LEVEL. Returns all policies that are set there afterwards. Raises
+    UsageError if a value has the wrong type; InvalidRequest if the broker refuses a value, and the other errors of the
+    admin client."""
     import msgspec
 
     from ...proto.policies import Policies

@@ -71,7 +71,8 @@ def get_topic_stats(session: CommandSession, topic: str, *, precise: bool = Fals
 
 def make_topic_record(session: CommandSession, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
     """Returns the statistics of a topic as one record, made from `found`, those of its partitions. Numbers are summed;
-    `msgBacklog` and `backlogSize` are those of the subscription with the largest ones."""
+    `msgBacklog` and `backlogSize` are those of the subscription with the largest ones. Asks the coordinator of the
+    oldest open transaction who began it; what it does not answer is ""."""
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
     for name in _SUMMED.split():
         record[name] = sum(map(TOPIC_FIELDS[name], found))

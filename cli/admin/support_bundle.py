@@ -4,7 +4,8 @@ The table BUNDLED_FILES describes its content; --dry-run lists it. The bundle co
 of messages: no request of this module has them in its answer. Other parts that may contain a secret (settings, log
 lines) are redacted twice before they are written: settings by their names (`redact_values`), and every text by patterns
 of secrets (`redact_text`). A part that cannot be collected is named in README.txt with the reason; if no broker answers
-there is no bundle. Guarding test: tests/cli/test_support_bundle.py, with planted secrets. """
+there is no bundle. Guarding test: tests/cli/test_support_bundle.py, with planted secrets.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +168,8 @@ def collect_bundle(
 ) -> SupportBundle:
     """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. `logs` and `configs`: files
     to add; `apart_s`: seconds between the two pages of metrics, for which it waits. A part that cannot be collected is
-    listed as missing. Raises the error of the first request if no broker can be reached."""
+    listed as missing. Raises the error of the first request if no broker can be reached. Raises also the errors of
+    `gather_facts` (cli/admin/doctor.py)."""
     bundle = SupportBundle()
     summary = session.admin.broker_summaries()
     click.echo("asking brokers and bookies", err=True)

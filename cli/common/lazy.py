@@ -4,7 +4,8 @@ A group is a table: name → (module, attribute, one line of help). Aliases (the
 command and are not listed. Start-up time is a feature: each command imports what it needs inside its function.
 
 `--url`, `-o`, `--timeout` and `--context` (SHARED_OPTIONS) are also accepted before a verb: a group passes them to the
-command, before the command's own options, so that the later one wins. A command without these options refuses them. """
+command, before the command's own options, so that the later one wins. A command without these options refuses them.
+"""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ OUTPUT_OPTION = click.option(
 
 
 class CommandOutput:
-    """Prints the results of one command in the format that the user chose. `kind` is the format, one of
-    OUTPUT_KINDS."""
+    """Prints the results of one command in the format that the user chose. `kind` is the format, one of OUTPUT_KINDS.
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -174,7 +174,7 @@ class CommandOutput:
 
     def print_document(self, value: CellValue) -> None:
         """Prints a value that is the whole output of the command. The format `name` prints only the names that the
-        value contains (`list_names_in_document`)."""
+        value contains (`list_names_in_document`). Raises TypeError for a value that JSON cannot represent."""
         match self.kind:
             case "name":
                 for name in list_names_in_document(value):
@@ -262,8 +262,8 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], None]) -> None:
     """Calls `answer` every `every_s` seconds until Ctrl-C, and prints what `answer` prints. On a terminal, each table
     replaces the table before; other formats are printed one after the other. If `answer` fails with an error that may
-    end by itself, such as a restart of the server, prints the error and continues. An exit code that is part of an
-    answer (`magnetar status` with an alarm) does not end it."""
+    end by itself, such as a restart of the server, prints the error and continues; any other error is raised. An exit
+    code that is part of an answer (`magnetar status` with an alarm) does not end it."""
     import io
     import time
     from contextlib import redirect_stdout, suppress
@@ -386,7 +386,7 @@ class ProgressCounter(Protocol):
 @contextmanager
 def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[ProgressCounter]:
     """While the `with` block runs, shows a progress bar on stderr, if `shown` and if stderr is a terminal. Yields the
-    Counter that updates the bar. `total`: the number of steps; None if it is unknown."""
+    ProgressCounter that updates the bar. `total`: the number of steps; None if it is unknown."""
     if not shown or not sys.stderr.isatty():
         yield lambda done: None
         return

@@ -262,6 +262,6 @@ class Cluster(Processes):
 
     @property
     def url(self) -> str:
-        """Returns the service URL for clients, which names all brokers."""
+        """Returns the service URL for clients, which names all brokers. Raises the errors of `Process.wait_ready`."""
         scheme = "magnetar+ssl" if self._environment else "magnetar"
         return f"{scheme}://" + ",".join(broker.address for broker in self.brokers)

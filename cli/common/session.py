@@ -149,8 +149,9 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 class CommandSession:
     """The server, the credentials and the output of one command. `admin` is an admin client that connects when it is
     first used; `close` ends its connection. `context`: the name of the context from which the server and the
-    credentials come; "" if there is none. Errors of its clients are not caught: `run_reporting_errors` prints them and
-    ends the command."""
+    credentials come; "" if there is none. The constructor sends nothing; it raises InvalidUrl if the URL is invalid,
+    UsageError if the credentials contradict each other, InvalidConfiguration if a file cannot be used. Errors of its
+    clients are not caught: `run_reporting_errors` prints them and ends the command."""
 
     context = ""
 
@@ -406,7 +407,7 @@ def session_command(
     name of the function unless `name` is given.
 
     A parameter for which `options` has no option becomes an argument, with the parameter's default; `yes` becomes the
-    option YES_OPTION. `watched`: the command only reads, and gets --watch."""
+    option --yes. `watched`: the command only reads, and gets --watch."""
 
     def make(function: Callable[..., None]) -> click.Command:
         parameters = _parameters(options)

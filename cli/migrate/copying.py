@@ -232,8 +232,8 @@ class CopyOptions:
     partition is retried."""
 
     follow: bool = False
-    append: bool = False  # after messages that are not of this copy
-    same_source: bool = False  # another URL is the same cluster
+    append: bool = False  # copy also to partitions with messages that are not of this copy, after these
+    same_source: bool = False  # the URL of the source is another one than in the last run, of the same cluster
     patience_s: float = 30.0
 
 
@@ -246,7 +246,8 @@ class DestinationState:
 
 
 class SchemaVersionCopier:
-    """Copies the schemas of one topic, and finds for each version at the source the version at the destination."""
+    """Copies the schemas of one topic (its methods raise the errors of the source and of the destination), and finds
+    for each version at the source the version at the destination."""
 
     def __init__(self, source: MigrationSource, admin: AdminClient, topic: TopicName) -> None:
         self._source = source

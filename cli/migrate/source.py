@@ -181,7 +181,8 @@ class MigrationSource:
         return sorted(found.topics)
 
     async def count_partitions(self, topic: TopicName) -> int:
-        """Returns the number of partitions of a topic; 0 if the topic is not partitioned, or does not exist."""
+        """Returns the number of partitions of a topic; 0 if the topic is not partitioned. For a topic that does not
+        exist, Pulsar answers 0, and Magnetar raises TopicNotFound."""
         asked = pulsar.CommandPartitionedTopicMetadata(
             topic=topic.full, request_id=1, metadata_auto_creation_enabled=False
         )
@@ -370,7 +371,7 @@ class PartitionReader:
 
     async def newest_position(self) -> Position:
         """Returns the position of the newest entry of the partition; its entry id is negative if the partition has no
-        entry. Must be called before any entry is read."""
+        entry. Must be called before any entry is read. Raises the errors of `SourceConnection.ask`."""
         asked = pulsar.CommandGetLastMessageId(consumer_id=_CONSUMER, request_id=2)
         told = await self._ask("get_last_message_id_response", get_last_message_id=asked)
         ledger_id, entry_id = told.last_message_id.ledgerId, told.last_message_id.entryId
@@ -378,7 +379,7 @@ class PartitionReader:
 
     async def measure_backlog(self) -> int:
         """Returns the backlog of the partition, as the source counts it: entries if it is Pulsar, messages if it is
-        Magnetar. Must be called before any entry is read."""
+        Magnetar. Must be called before any entry is read. Raises the errors of `SourceConnection.ask`."""
         asked = pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         told = await self._ask("consumer_stats_response", consumer_stats=asked)
         return int(told.msgBacklog)
@@ -399,7 +400,8 @@ class PartitionReader:
     async def next_event(self, wait_s: float) -> SourceEvent | None:
         """Returns the next event: an entry, an answer about the backlog, or the end of the topic. Returns None if
         nothing arrives within `wait_s` seconds. Raises ConnectionLost if the source has closed the reader or the
-        connection: the copy may continue with a new reader. Raises CorruptEntry if an entry is damaged."""
+        connection: the copy may continue with a new reader. Raises CorruptEntry if an entry is damaged, InvalidRequest
+        if a frame is invalid, or the error that the source reports."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -538,7 +540,7 @@ class TopicToCopy(NamedTuple):
 async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) -> list[TopicToCopy]:
     """Returns the topics of the source that match the names and patterns in `asked`, sorted by name, without
     duplicates. Raises InvalidName if a name is invalid, InvalidRequest if a topic cannot be copied (a partition, or not
-    persistent), TopicNotFound if no topic matches a name or pattern."""
+    persistent), TopicNotFound if no topic matches a name or pattern. Raises also the errors of `source`."""
     names: dict[TopicName, None] = {}
     listed: dict[str, list[TopicName]] = {}
     for text in asked:

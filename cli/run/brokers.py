@@ -157,7 +157,8 @@ def _after_the_last_one(take: Callable[[], T]) -> T:
 
 def preload_modules(*modules: str) -> None:
     """Imports modules that the child processes will use, so that the children share the memory of these modules.
-    `modules` are modules of this package, relative to it; the PRELOADED_LIBRARIES are imported too."""
+    `modules` are modules of this package, relative to it; the PRELOADED_LIBRARIES are imported too. Raises ImportError
+    if one is missing."""
     for name in (*PRELOADED_LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
         import_module(name)
 
@@ -277,7 +278,7 @@ def make_broker_specs(
 ) -> list[ProcessSpec]:
     """Returns the descriptions of `count` broker processes that share all their topics, so that a client may ask any of
     them. The first process has the ports, the metrics and the warning of `given`; the other processes get other ports.
-    Raises Busy if a port is taken, or InvalidConfiguration."""
+    Raises Busy if a port is taken, InvalidConfiguration if the settings do not go with several processes."""
     found = []
     given = given._replace(
         metrics=given.metrics and ports.reserve(given.metrics), health=given.health and ports.reserve(given.health)

@@ -339,8 +339,8 @@ class MeasuredParts(msgspec.Struct, frozen=True):
 class CachedMetricsPage:
     """Writes the page of metrics with the function `measure`. A call fills the given page. A page of more than
     UNCACHED_LINES_MAX lines is used again for PAGE_CACHE_S seconds, so that several scrapers cost the process as much
-    as one. Stores up to CACHED_PAGES_MAX pages with different queries, because two scrapers may send different
-    queries."""
+    as one. Stores up to CACHED_PAGES_MAX pages with different queries, because two scrapers may send different queries.
+    """
 
     def __init__(self, measure: FillMetricsPage, clock: Clock) -> None:
         self._measure = measure

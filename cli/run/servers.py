@@ -391,9 +391,9 @@ async def start_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
     """Calls `start`, which starts the server and returns at its end. If the metadata service is lost before
-    `has_announced_ready()` is true, waits `pause_s` seconds and calls `start` again: the service may restart, or the
-    session may end while a bookie replays its journal. Raises the error when METADATA_WAIT_S seconds have passed, and
-    at once a permanent error (a wrong directory, a taken port, no server at that address)."""
+    `is_ready()` is true, waits `pause_s` seconds and calls `start` again: the service may restart, or the session may
+    end while a bookie replays its journal. Raises the error when METADATA_WAIT_S seconds have passed, and at once a
+    permanent error (a wrong directory, a taken port, no server at that address)."""
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
     deadline = clock.monotonic() + METADATA_WAIT_S
@@ -427,9 +427,9 @@ async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: F
 
 
 async def serve_until_cancelled(warning: str = "", readiness: CheckReadiness | None = None) -> NoReturn:
-    """Waits until the call is cancelled, because this process must end. Logs the warning, if there is one, now and
-    every INSECURE_LOG_EVERY_S seconds. `readiness`: the function that answers probes meanwhile; if it is None, the
-    process counts as ready."""
+    """Waits until the call is cancelled, because this process must end. Excludes the objects that exist now from
+    garbage collection. Logs the warning, if there is one, now and every INSECURE_LOG_EVERY_S seconds. `readiness`: the
+    function that answers probes meanwhile; if it is None, the process counts as ready."""
     from ...runtime.health import PROCESS_HEALTH
     from ...runtime.process import freeze_objects
 
@@ -657,7 +657,8 @@ async def start_following_log_level(session_of: Callable[[], MetadataStore]) -> 
 
 
 class AppliedLogLevel:
-    """The level of the setting that this process has applied, in whichever session; None: the level of the start."""
+    """The log level of the cluster's setting `log_level` that this process has applied last, kept from one metadata
+    session to the next. `level` None: no level is set, so the process has the level that it was started with."""
 
     level: str | None = None
 

@@ -305,7 +305,7 @@ PRELOADED_MODULES = ("bookie.server", "metadata.server", "runtime.peer.inside")
 def run_processes(given: StandaloneOptions, count: int, log_level: str, log_format: Any) -> int:
     """Runs a standalone server that consists of `count` processes, until it ends, and returns its exit code. Raises
     Busy if the folder or a port is in use, InvalidConfiguration if the settings are invalid, UsageError if they have no
-    section [members]."""
+    section [members], CommandFailure if the system cannot fork processes."""
     from ...runtime.network import Endpoint
 
     processes.check_fork_is_possible()
@@ -344,7 +344,7 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
 
 def assign_bookies_to_processes(bookies: int, processes: int) -> list[list[int]]:
     """Returns for each storage process the numbers (from 1) of its bookies. The first process also runs the metadata
-    service. At least one of the `processes` processes is left for a broker."""
+    service. At least one of the `processes` processes (2 or more) is left for a broker."""
     count = min(bookies, processes - 1)
     return [list(range(first, bookies + 1, count)) for first in range(1, count + 1)]
 

@@ -81,8 +81,8 @@ async def open_metadata(where: MetadataAccessOptions, data: str | None) -> Async
     """Yields a session with the metadata while the `async with` block runs, and closes it afterwards. The metadata is
     at `where`; if `data` is given, in the folder of a stopped `magnetar standalone`. Raises Unavailable if the service
     does not answer within METADATA_WAIT_S seconds, Busy if the folder is in use, UsageError or InvalidConfiguration if
-    `where` is wrong; NewerFormat if a newer release wrote the metadata, DataLost if the file in the folder is
-    damaged."""
+    `where` is wrong; NewerFormat if a newer release wrote the metadata, DataLost if the file in the folder is damaged.
+    """
     from ...runtime.process import make_system_world
     from ..run.servers import connect_metadata, make_member_world, parse_metadata_address
 

@@ -171,9 +171,9 @@ class CallerAuthenticator:
         return self._guard is not None
 
     async def admit(self, caller: Caller, path: str) -> Principal:
-        """Authenticates a caller, and checks that it may call the rpc `path`. Returns its principal; LOCAL_PRINCIPAL if
-        the listener has no guard. Raises the errors of the guard (`Guard`), and writes each refusal to the audit
-        log."""
+        """Authenticates a caller, and checks that it may call the rpc `path`. Returns its principal; LOCAL if the
+        listener has no guard. Raises the errors of the guard (Unauthenticated, Unauthorized, Unavailable), and writes
+        each refusal to the audit log."""
         if self._guard is None:
             return LOCAL_PRINCIPAL
         try:
@@ -196,7 +196,8 @@ class CallerAuthenticator:
     @contextmanager
     def end_when_credentials_expire(self, principal: Principal, end: EndCall) -> Iterator[None]:
         """While the `with` block runs, calls `end` with the error CredentialsExpired when the credentials of the
-        principal expire, or at most STREAM_CHECK_S seconds after they were revoked."""
+        principal expire, or at most STREAM_CHECK_S seconds after they were revoked (looked for only if the kind of
+        the principal is CLIENT)."""
         key, timer = object(), self._expiry(principal, end)
         if principal.kind is PrincipalKind.CLIENT:
             self._held[key] = principal, end
@@ -260,7 +261,8 @@ ALPN_PROTOCOL = "h2"
 
 
 def make_authorization_header(access: CallerAccess) -> bytes:
-    """Returns the value of the header `authorization` for a client's credentials; b"" if there are none."""
+    """Returns the value of the header `authorization` for a client's credentials; b"" if there are none. Raises the
+    errors of `access.authorization`."""
     return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
 
 

@@ -6,8 +6,8 @@ no item waits for further ones. Long pieces (UNCOPIED_PIECE_BYTES) are given to 
 Bytes that the windows of the other end or the transport do not accept stay queued until they do.
 **In.** The connection passes each envelope to `on_message`; `receive` parses and returns all items that have arrived.
 The bytes that it returned are credited to the other end's window, so a stream that is not read stores at most
-STREAM_WINDOW. Credit for many bytes (URGENT_CREDIT_BYTES) leaves a turn of the loop before the items are parsed, so
-that the other end sends the next ones meanwhile. A cancelled `receive` loses nothing.
+STREAM_WINDOW_BYTES. Credit for many bytes (URGENT_CREDIT_BYTES) leaves a turn of the loop before the items are parsed,
+so that the other end sends the next ones meanwhile. A cancelled `receive` loses nothing.
 **Slices.** An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two
 slices, because a thousand items take a millisecond. At a server a slice also has at most PARSED_BYTES_AT_ONCE bytes
 besides entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
@@ -94,8 +94,9 @@ class GrpcStream(MessageStream):
         copied: frozenset[int] | None = None, memory: CallerMemory | None = None,
     ) -> None:  # fmt: skip
         """Creates a stream that is not open yet. `envelope`: the class of the messages that arrive. `in_bytes_max`,
-        `out_bytes_max`: the largest envelope in each direction. `memory` counts the queued bytes, and those that
-        `receive` returned last."""
+        `out_bytes_max`: the largest envelope in each direction, in bytes. `copied`: the tags of the bytes fields that
+        `find_bytes_field_tags` returns; None: received items are not checked. `memory` counts the queued bytes, and
+        those that `receive` returned last."""
         super().__init__(in_bytes_max, memory.arrivals if memory is not None else None)
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
@@ -373,8 +374,8 @@ class GrpcStream(MessageStream):
         self._wake_waiting()
 
     def terminate_with_error(self, error: MagnetarError) -> None:
-        """Ends both directions of the stream at once with `error`, also at the other end. Items that were not received
-        yet are dropped."""
+        """Ends both directions of the stream at once with `error`, also at the other end. Items that were not sent or
+        received yet are dropped."""
         self.fail_sending(error)
         self._forget_received()
         self._end = error

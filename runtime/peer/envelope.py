@@ -3,8 +3,7 @@
 All integers big-endian. Part 0 is the header, the parts after it are the large payload frames, in order:
 
     header = magic 4 ("MGTP") | version u8 (1) | kind u8 | identity 16 | count u32 | item × count
-    item   = id u64 | head size u32 | frames u32 | frame size u32 × frames | head | frames of at most
-    INLINE_FRAME_BYTES_MAX
+    item   = id u64 | head size u32 | frames u32 | frame size u32 × frames | head | short frames
 
 A frame of more than INLINE_FRAME_BYTES_MAX is a part of its own (sent and received without a copy when it is large). A
 smaller frame is in the header, after its item's head: a ZeroMQ part costs a few microseconds, whatever its size.
@@ -67,7 +66,8 @@ _KINDS = {int(kind): kind for kind in EnvelopeKind}
 
 
 class MalformedEnvelope(ValueError):
-    """Raised when bytes are not a valid envelope: lengths are wrong, or there are too many or too few parts."""
+    """Raised when bytes are not a valid envelope: lengths are wrong, there are too many or too few parts, or more bytes
+    are announced than a message may have."""
 
 
 class WrongEnvelopeMagic(ValueError):

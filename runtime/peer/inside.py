@@ -111,7 +111,8 @@ class RequestsInFlight:
             self._broke(error)
 
     def fail(self, id_: int, error: MagnetarError) -> None:
-        """Fails the request `id_` with `error`. Does nothing if the request has an outcome already."""
+        """Fails the request `id_` with `error`. Does nothing if the request has an outcome already. An error that the
+        listener raises is reported to the event loop."""
         entry = self._waiting.pop(id_, None)
         if entry is not None:
             self._fail(entry[0], error)
@@ -167,7 +168,8 @@ def message_bytes(head: bytes, frames: Sequence[Buffer]) -> int:
 
 
 class SendQueue:
-    """The queue of messages for one connection. Decides how many of them the next multipart message contains."""
+    """The queue of messages for one connection. Decides how many of them the next multipart message contains. `items`:
+    (bytes that it counts, message) of each, the oldest first; `bytes`: their sum."""
 
     __slots__ = ("bytes", "items")
 

@@ -6,7 +6,7 @@ together, per connection. A connection that accepts nothing now is tried again e
 connection is bounded (`runtime/peer/inside.py`). An answer above the bound is dropped and counted, and its request
 times out at the client.
 
-**Back-pressure.** A turn receives about BYTES_PER_TURN. After `slow_down(True)` it is one multipart every
+**Back-pressure.** A turn receives about BYTES_PER_TURN. After `receive_slowly(True)` it is one multipart every
 SLOWED_RECEIVE_S (a ROUTER receives from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MULTIPARTS_MAX
 multiparts of each connection), then in the kernel's buffers, then at the client: in ZeroMQ, in its queue, and at last
 as BackPressure. Receiving never stops completely: ZeroMQ does not read a connection whose queue is full, nor its
@@ -245,7 +245,7 @@ class ZmqPeerServer:
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Closes the server. Answers that the socket accepts at once are still sent. Waits `grace_s` seconds, then
-        until the port is free. A second call does nothing."""
+        until the port is free, but at most a second. A second call does nothing."""
         if self._closed:
             return
         self._flush()
@@ -381,7 +381,8 @@ async def serve(
     context: ZmqContext, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
 ) -> ZmqPeerServer:
     """Starts a peer server at `endpoint` (port 0: a free port), and returns it. `identity`: of this server, 16 bytes.
-    Without `access`, connections are not encrypted. Raises Busy if the port is taken."""
+    Without `access`, connections are not encrypted. Raises Busy if the port is taken or the host is unknown,
+    zmq.ZMQError if the process may not open another socket."""
     import zmq
 
     assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
@@ -408,7 +409,8 @@ async def serve(
 
 
 def is_local(address: str) -> bool:
-    """Returns whether an IP address belongs to this machine: only such an address can be bound."""
+    """Returns whether an IP address belongs to this machine: only such an address can be bound. Returns False for the
+    wildcard addresses, and for a text that is no address."""
     address = address.removeprefix("::ffff:")
     family = socketlib.AF_INET6 if ":" in address else socketlib.AF_INET
     try:

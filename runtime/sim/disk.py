@@ -169,7 +169,8 @@ class UnsyncedResize:
 
 class SimInode:
     """The content of a simulated file. `now`: the content that a read returns. `durable`: the content that certainly
-    survives a power loss. `volatile`: the unsynced changes between the two, in order."""
+    survives a power loss. `number`: of the operation that created the file. `volatile`: the unsynced changes between
+    the two, in order."""
 
     __slots__ = ("durable", "now", "number", "volatile")
 
@@ -291,7 +292,8 @@ class NameChange:
 
 class SimDisk:
     """The simulated disk of one node. It has one root directory; absolute and relative paths both begin there.
-    `operations`: the number of operations so far. Methods that name a file raise FileNotFoundError if there is none."""
+    `operations`: the number of operations so far. `faults`: the faults that a test injects; `record` is called with
+    each operation that takes effect. Methods that name a file raise FileNotFoundError if there is none."""
 
     def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self.root = SimDirectory()
@@ -308,7 +310,7 @@ class SimDisk:
     # ------------------------------------------------------------------ faults
     def crash_at_operation(self, operations: int, strike: Callable[[], None]) -> None:
         """Sets a crash: the disk will call `strike` just before the `operations`-th operation from now (1: the next
-        one). `strike` may raise SimulatedDeath."""
+        one). `strike` may raise SimulatedDeath. Replaces an earlier plan."""
         assert operations >= 1
         self._armed = (self.operations + operations, strike)
 
@@ -317,14 +319,14 @@ class SimDisk:
         self._armed = None
 
     def on_process_died(self) -> None:
-        """Called when the process that used the disk has died. Releases the locks of the process. The files keep their
-        names and their content, synced or not."""
+        """Called when the process that used the disk has died. Releases the locks of the process, and cancels a planned
+        crash. The files keep their names and their content, synced or not."""
         self._locks.clear()
         self.cancel_crash()
 
     def on_power_lost(self, rng: random.Random) -> None:
         """Called when the machine has lost power. Loses what was not synced: each unsynced write and change of a name
-        survives or not, as `rng` decides. Releases all locks."""
+        survives or not, as `rng` decides. Releases all locks, and cancels a planned crash."""
         self.on_process_died()
         changes: list[NameChange] = []
         inodes: list[SimInode] = []
@@ -359,7 +361,8 @@ class SimDisk:
                 pages.resize(size)
 
     def delete_everything(self) -> None:
-        """Deletes all files and directories, as if the disk were replaced by a new one."""
+        """Deletes all files and directories, as if the disk were replaced by a new one. Releases all locks, and cancels
+        a planned crash."""
         self.root = SimDirectory()
         self.on_process_died()
 
@@ -384,7 +387,8 @@ class SimDisk:
         return root
 
     def restore_snapshot(self, root: SimDirectory) -> None:
-        """Replaces the content of the disk by `root`, a result of `take_snapshot`. No process may be using the disk."""
+        """Replaces the content of the disk by `root`, a result of `take_snapshot`. No process may be using the disk.
+        Cancels a planned crash."""
         self.root = root
         self.on_process_died()
 
@@ -417,8 +421,8 @@ class SimDisk:
         return node
 
     def used_bytes(self) -> int:
-        """Returns how many bytes are used: the sizes of all files, and EMPTY_INODE_BYTES for each file and
-        directory."""
+        """Returns how many bytes are used: the sizes of all files, and EMPTY_INODE_BYTES for each file and directory.
+        """
         total = 0
         for directory, _ in self._walk(self.root, "/"):
             for node in directory.now.values():

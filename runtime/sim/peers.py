@@ -87,7 +87,8 @@ def make_hello(access: PeerClientKeys) -> list[bytes]:
 async def answer_hello(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
     """Returns the server's answer to the handshake message HELLO of a client, and the key of the client if the answer
     is WELCOME, else "". `access` None: the server has no keys. An empty answer means that the server breaks the
-    connection off."""
+    connection off: the client wants a server with another key, or the gate cannot decide. `parts`: the message of
+    `make_hello`."""
     if access is None:
         return [REFUSED, NO_KEYS_REFUSAL], ""
     public, secret, server = parts[1].decode(), parts[2], parts[3].decode()

@@ -244,8 +244,9 @@ class SimStream:
         self._wake()
 
     def end_with_error(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
-        """Ends the stream. Senders get ConnectionLost with the text of `error`. `receive` returns the items that have
-        arrived, and then raises EndOfStream if `in_order` is True, else `error`."""
+        """Ends the stream, and drops the items that were not sent. Does nothing if it has ended. Senders get
+        ConnectionLost with the text of `error`. `receive` returns the items that have arrived, and then raises
+        EndOfStream if `in_order` is True, else `error`."""
         if self._broken is not None:
             return
         if not in_order:

@@ -53,7 +53,11 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 @dataclass(slots=True)
 class NetworkFaults:
     """The faults of a simulated network: how often each kind occurs, and how long the delays are. Rates are
-    probabilities per message, times are in virtual seconds. The defaults describe a healthy network."""
+    probabilities per message, times are in virtual seconds. The defaults describe a healthy network.
+
+    `latency_s`: the mean delay of a message; `slow_rate` of the messages are up to `slow_s` seconds later. `drop_rate`:
+    for a message that was sent as `droppable`, that it is lost. `cut_rate`: that a message breaks its connection.
+    `silence_s`: the longest time until the other ends of its connections notice that a machine lost power."""
 
     latency_s: float = 0.0003
     slow_rate: float = 0.0
@@ -133,7 +137,8 @@ class SimConnections:
     # ------------------------------------------------------------------ listeners
     def listen(self, endpoint: Endpoint, listener: ConnectionListener) -> Endpoint:
         """Starts to listen at `endpoint`, and returns the endpoint with its port. For port 0 a port is chosen that was
-        never used. Raises Busy if a living process has the port."""
+        never used. Raises Busy if a living process has the port. The endpoint returned has the host 127.0.0.1 if
+        `endpoint` has a wildcard."""
         port = endpoint.port
         if port == 0:
             self._next_port += 1

@@ -383,7 +383,8 @@ class Simulation:
     # ------------------------------------------------------------------ the run
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Runs the coroutine `main`, which belongs to no node, to its end, and returns its result or raises its error.
-        Then closes everything. May be called once for each simulation. Raises Deadlock if nothing can run any more."""
+        Then closes everything. May be called once for each simulation. Raises Deadlock if nothing can run any more,
+        SimulationLimitExceeded beyond the limits of the simulation."""
         assert not self._over, "a simulation runs once"
         collecting = gc.isenabled()
         gc.disable()  # collecting cycles runs finalisers at moments that depend on the history of the whole process

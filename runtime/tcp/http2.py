@@ -151,7 +151,7 @@ class Http2Stream:
         """Called with received data, which is valid only during the call. Returns how many bytes were accepted. If
         these are fewer than all, because handling them takes much work, the method is called again with the rest. Data
         that is stored for later must be credited to the receive window when it is read (`ReceiveWindow.credit_stream`).
-        """
+        May raise Http2Violation, which ends the connection."""
         return len(data)
 
     def direct_read_buffer(self) -> memoryview | None:
@@ -207,7 +207,7 @@ class Http2Output:
 
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
         """Sends the header block, and `data` in the same write. `ends`: the last frame ends this end's side of the
-        stream. If there is data, the caller must have checked with `fits` that it may be sent."""
+        stream. If there is data, the caller must have checked with `may_send_whole` that it may be sent."""
         framed = frames.encode_header_block(
             stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame
         )
@@ -222,7 +222,7 @@ class Http2Output:
 
     def send_whole_answer(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
         """Sends a complete answer in one write: its headers, its data and its trailers. The caller must have checked
-        with `fits` that the data may be sent."""
+        with `may_send_whole` that the data may be sent."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self.send_left -= size
@@ -237,9 +237,9 @@ class Http2Output:
         return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
-        """Sends as much of `data` as the windows and the transport allow now, and returns how many bytes that were. If
-        some bytes are left, the stream's `on_writable` is called later. With `ends`, the last byte ends this end's side
-        of the stream. `data` must not be changed afterwards."""
+        """Sends as much of `data` as the windows and the transport allow now, and returns how many bytes that were (0
+        on a lost connection). If some bytes are left, the stream's `on_writable` is called later. With `ends`, the last
+        byte ends this end's side of the stream. `data` must not be changed afterwards."""
         size, sent, id_ = len(data), 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -314,7 +314,7 @@ class Http2Output:
     def change_send_windows(self, change: int) -> None:
         """Adds `change`, which may be negative, to the send windows of all streams, as a SETTINGS frame requires.
         Called once for each frame, although a frame may contain this setting thousands of times. Raises Http2Violation
-        if a window becomes too large."""
+        if a window becomes too large, or if the connection's allowance of frames is used up."""
         self._connection.allowance.charge_frames(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
@@ -351,8 +351,8 @@ class ReceiveWindow:
         self.owed = 0  # read, and not credited yet
 
     def open(self, stream: Http2Stream, window: int = STREAM_WINDOW_BYTES) -> None:
-        """Called when the service begins to read a stream: enlarges the receive window of the stream to `window` bytes,
-        and the window of the connection to its full size."""
+        """Called when the service begins to read a stream: enlarges the receive window of the stream to `window` bytes
+        unless it is larger, and the window of the connection to its full size."""
         stream.is_read = True
         if stream._window < window:
             more, stream._window = window - stream._window, window
@@ -988,7 +988,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _close_transport(self) -> None:
         """Closes the transport. What was written may be sent for LAST_WRITES_S; a peer that reads nothing would keep
-        the transport open. """
+        the transport open."""
         if self.out.is_paused:
             self.out.transport.abort()
             return

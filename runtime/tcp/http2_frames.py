@@ -102,8 +102,8 @@ SETTINGS_ACK = encode_frame_header(0, SETTINGS, ACK, 0)
 
 
 def encode_window_update(stream: int, size: int) -> bytes:
-    """Returns the WINDOW_UPDATE frame that lets the other end send `size` more bytes on the stream; 0: on the
-    connection."""
+    """Returns the WINDOW_UPDATE frame that lets the other end send `size` more bytes on the stream. `stream` 0: on the
+    connection as a whole."""
     return encode_frame_header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
@@ -125,8 +125,8 @@ def encode_goaway(last: int, code: Http2ErrorCode, text: str = "") -> bytes:
 
 
 def encode_header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
-    """Returns the HEADERS frame for a header block, followed by CONTINUATION frames if the block is longer than
-    `frame_max`."""
+    """Returns the HEADERS frame of `stream` for a header block, followed by CONTINUATION frames if the block is longer
+    than `frame_max` bytes. `flags`: of the HEADERS frame, without FLAG_END_HEADERS."""
     if len(block) <= frame_max:
         return encode_frame_header(len(block), HEADERS, flags | FLAG_END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]
@@ -456,7 +456,8 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of one connection. `parse`: the function that makes the result of `decode` from the
-    headers of a block. `cost`: of the last block, in frames without content."""
+    headers of a block. `list_bytes_max`: the most bytes of the decoded headers of a block. `cost`: of the last block,
+    in frames without content."""
 
     def __init__(self, parse: Callable[[list[HeaderField]], T], list_bytes_max: int) -> None:
         self._parse = parse
@@ -551,8 +552,8 @@ class HeaderBlocks:
         self._continuations = 0
 
     def start_header_block(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Takes a HEADERS frame. Returns (flags, stream, block) if it completes the block; None if CONTINUATION frames
-        must follow. Raises Http2Violation if the frame is malformed."""
+        """Takes a HEADERS frame of the stream `id_`. Returns (flags, stream, block) if it completes the block; None if
+        CONTINUATION frames must follow. Raises Http2Violation if the frame is malformed."""
         if not id_:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         block, _ = strip_padding(flags, payload)
@@ -566,9 +567,9 @@ class HeaderBlocks:
         return None
 
     def add_continuation(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Takes a CONTINUATION frame. Returns (flags of the HEADERS frame, stream, block) if it completes the block;
-        None if more frames must follow. Raises Http2Violation if no block of this stream is incomplete, or if the block
-        becomes too long."""
+        """Takes a CONTINUATION frame of the stream `id_`. Returns (flags of the HEADERS frame, stream, block) if it
+        completes the block; None if more frames must follow. Raises Http2Violation if no block of this stream is
+        incomplete, if the block becomes too long, or if the allowance of the connection is used up."""
         if self.continued is None or self.continued[0] != id_:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued

@@ -178,8 +178,8 @@ class UnauthenticatedConnections:
         return min(self._half, max(PROCESS_DESCRIPTORS.connections_max // 8, STRANGER_CONNECTIONS_MIN))
 
     def add(self, stranger: UnauthenticatedConnection, peer: str) -> bool:
-        """Adds a connection from `peer`, and returns True. If there are too many connections, closes an old one first.
-        Returns False, and adds nothing, if none of them may be closed."""
+        """Adds a connection from `peer` (HOST:PORT), and returns True. If there are too many connections, closes an old
+        one first. Returns False, and adds nothing, if none of them may be closed."""
         if len(self._address) >= self.count_max and not self._push_out():
             return False
         address = find_caller_network(peer)

@@ -129,7 +129,8 @@ class UnauthenticatedLoopShare:
         return self._left
 
     def close(self) -> None:
-        """Drops all queued calls: their functions are not called."""
+        """Drops all queued calls: their functions are not called. A `wait_turn` that waits then ends only when it is
+        cancelled."""
         if self._timer is not None:
             self._timer.cancel()
         self._light.clear()
