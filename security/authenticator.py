@@ -384,8 +384,8 @@ TOKEN_EXPIRY_WARNING_MS = 14 * 86_400_000
 
 class BrokerOwnToken:
     """The token with which this broker calls other brokers. It is read again for each call. When the broker starts, a
-    log line says when the token expires. From TOKEN_SOON_MS before that time on, a warning is logged once a day. The
-    constructor raises InvalidConfiguration if there is no token."""
+    log line says when the token expires. From TOKEN_EXPIRY_WARNING_MS before that time on, a warning is logged once a
+    day. The constructor raises InvalidConfiguration if there is no token."""
 
     def __init__(self, source: str, clock: Clock) -> None:
         self._source, self._clock = source, clock

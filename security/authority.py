@@ -46,10 +46,11 @@ class CreatedFiles(NamedTuple):
 
 
 def create_authority_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
-    """Creates all files of a secured cluster (FILES) in a new or empty folder, and returns their names. `hosts`: the
-    names and addresses for the certificates of the broker and of the metadata service, at least one. `now`: the current
-    time, in UTC. `cluster`: the cluster's name in the members' certificates; a random name if it is empty. Raises
-    AlreadyExists if the folder is not empty, InvalidConfiguration if a host or the cluster is not a valid name."""
+    """Creates all files of a secured cluster (SECURITY_FILES) in a new or empty folder, and returns their names.
+    `hosts`: the names and addresses for the certificates of the broker and of the metadata service, at least one.
+    `now`: the current time, in UTC. `cluster`: the cluster's name in the members' certificates; a random name if it is
+    empty. Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host or the cluster is not a valid
+    name."""
     names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
     make_member_uri(cluster, METADATA, make_member_name(hosts[0]))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """Authenticates callers by user and password (`Authorization: Basic …`), with the password hashes of an htpasswd file.
 
 An unknown user and a wrong password get the same answer after the same work. For an unknown user, the password is
-compared with the hash of another user, and the result is ignored. Hashes are computed in AT_ONCE workers; further
-callers wait, at most WAITING_MAX. A successful login is cached for LOGIN_CACHE_S under a keyed digest of user and
-password, or until the file changes. A password that another machine sends without encryption is refused.
+compared with the hash of another user, and the result is ignored. Hashes are computed in HASHES_AT_ONCE workers;
+further callers wait, at most WAITING_CALLERS_MAX. A successful login is cached for LOGIN_CACHE_S under a keyed digest
+of user and password, or until the file changes. A password that another machine sends without encryption is refused.
 
 Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
 

@@ -1,10 +1,10 @@
 """Tokens of OpenID Connect: verified with the public keys that their issuer publishes.
 
 The issuer of a token (`iss`) must be exactly one of those in the settings; its discovery document names the address of
-its keys. Keys are fetched again after REFRESH_S; a token with an unknown `kid` fetches them too, at most every
+its keys. Keys are fetched again after KEYS_REFRESH_S; a token with an unknown `kid` fetches them too, at most every
 UNKNOWN_KID_S. Each issuer has a worker that fetches, so that the event loop never waits. If an issuer does not answer,
-its keys stay in use until they are DROP_S old. Without keys its callers get Unavailable, and for RETRY_S after a
-failure they get it at once.
+its keys stay in use until they are KEYS_EXPIRE_S old. Without keys its callers get Unavailable, and for FETCH_RETRY_S
+after a failure they get it at once.
 
 A token must have `iss`, `sub`, `aud`, `iat` and `exp`. Pulsar requires `nbf` too, which several issuers do not set; it
 is compared where it is set. Of the headers of a token only `kid` is used, to choose a key of the issuer.

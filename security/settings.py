@@ -135,9 +135,9 @@ def read_private_file(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
 # ------------------------------------------------------------------------------------------------------- watched
 # A value that is made of a secret's source, and made anew when its file changes.
 #
-# The file is looked at when the value is asked for, at most every CHECK_S: no task, no thread. A change is another
-# inode, modification time or size. A file that cannot be used keeps the value before in use, and the log says so once;
-# at the start the error goes to the caller.
+# The file is looked at when the value is asked for, at most every FILE_CHECK_INTERVAL_S: no task, no thread. A change
+# is another inode, modification time or size. A file that cannot be used keeps the value before in use, and the log
+# says so once; at the start the error goes to the caller.
 
 
 T = TypeVar("T")
@@ -162,8 +162,9 @@ class WatchedValue(Generic[T]):
         self._look_at = clock.monotonic() + FILE_CHECK_INTERVAL_S
 
     def load_current(self) -> T:
-        """Returns the current value. If CHECK_S seconds have passed since the last check, first checks whether the
-        source has changed, and loads the new value. If it cannot be loaded, logs the error, and the old value stays."""
+        """Returns the current value. If FILE_CHECK_INTERVAL_S seconds have passed since the last check, first checks
+        whether the source has changed, and loads the new value. If it cannot be loaded, logs the error, and the old
+        value stays."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + FILE_CHECK_INTERVAL_S

@@ -161,7 +161,7 @@ class ColumnDecoder:
 
     # ------------------------------------------------------------------------------ payloads to rows
     def _decoded(self, builder: RowBuilder) -> Iterator[tuple[int, list[Any]]]:
-        """Yields (number of the first row, decoded rows) in pieces of whole runs, each of about PIECE_ROWS rows or
+        """Yields (number of the first row, decoded rows) in pieces of whole runs, each of about ROWS_PER_PIECE rows or
         more."""
         first, blank = 0, self._blank
         rows: list[Any] = []

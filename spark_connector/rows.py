@@ -245,7 +245,8 @@ class RowBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Returns whether a batch must be made before more rows are added: it has ROWS_MAX rows or BYTES_MAX bytes."""
+        """Returns whether a batch must be made before more rows are added: it has BATCH_ROWS_MAX rows or
+        BATCH_BYTES_MAX bytes."""
         return self.rows >= BATCH_ROWS_MAX or self._bytes >= BATCH_BYTES_MAX
 
     def add(self, entry: DecodedEntry, at: int, end: int) -> int:

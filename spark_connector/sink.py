@@ -7,7 +7,8 @@ writes at least once, Spark's commit changes nothing: rows are visible as soon a
 ran twice has written its rows twice. Spark writes its checkpoint after all tasks of a batch have ended, so no row is
 ever omitted.
 
-A task waits while more than PENDING_MAX of its rows are unacknowledged, or `max_pending_messages` rows of one producer.
+A task waits while more than PENDING_ROWS_MAX of its rows are unacknowledged, or `max_pending_messages` rows of one
+producer.
 
 Rows: `value` (binary or string, required; null: a tombstone), `key` (binary or string; null: none), `properties` (map)
 or `headers` (Kafka's), `topic` (without the option `topic`), `partition` (int; null: by key), `eventTime` (timestamp,

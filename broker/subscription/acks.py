@@ -267,9 +267,10 @@ class SubscriptionAcks:
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
     def split_cumulative_ack_into_steps(self, member: Member, mark: Position) -> Iterator[Position]:
-        """Yields positions before `mark`, at distances of MARK_ENTRIES outstanding entries. The caller must acknowledge
-        cumulatively up to each of them before it takes the next, so that a large cumulative acknowledgement is applied
-        in steps. Yields nothing if the outstanding entries are few or not in log order."""
+        """Yields positions before `mark`, at distances of MARKED_ENTRIES_PER_SLICE outstanding entries. The caller must
+        acknowledge cumulatively up to each of them before it takes the next, so that a large cumulative acknowledgement
+        is applied in steps. Yields nothing if the outstanding entries are few or not in log order. Ends if the
+        acknowledgement of the last position was refused."""
         while len(member.outstanding) > MARKED_ENTRIES_PER_SLICE and not member.reordered:
             step = next(islice(member.outstanding, MARKED_ENTRIES_PER_SLICE, None))
             if step >= mark:
@@ -344,7 +345,8 @@ class TransactionalAcks(SubscriptionAcks):
     ) -> Iterator[None]:
         """Adds the acknowledgements of a request to `wanted`, and changes nothing else. Works in steps: the caller
         iterates, and may let other tasks run in between. Raises InvalidRequest if an acknowledged entry is after the
-        last entry of the log, or a set cannot be parsed; TransactionConflict if an entry was trimmed."""
+        last entry of the log or has no such message, or a set cannot be parsed; TransactionConflict if an entry was
+        trimmed."""
         entries = iter(entries)
         while some := list(islice(entries, ACKED_ENTRIES_PER_STEP)):
             for position, bits in some:

@@ -1,7 +1,7 @@
 """The stored state of a cursor, as entries of its cursor ledger.
 
 A state is a *marker* and the chunks that it names (broker/subscription/core/positions.py). Each of them is one entry,
-or several consecutive ones when it is larger than CHUNK_BYTES:
+or several consecutive ones when it is larger than CHUNK_BYTES_MAX:
 
     entry = magic "MC" | version u8 | kind u8 | sequence u64 | ledger i64 | block u32 | piece u32 | pieces u32
           | crc32c u32 | body                              the checksum covers the 32 bytes before it and the body
@@ -97,8 +97,10 @@ class CursorChunkPlace(NamedTuple):
 
 class CursorPiece(NamedTuple):
     """One decoded entry of a cursor ledger. A chunk of the state is stored as one or more pieces, and so is a marker,
-    which ends a write: it contains the mark and the places of all valid chunks. `piece`: the number of this piece, from
-    0; `pieces`: how many the chunk or marker has."""
+    which ends a write: it contains the mark and the places of all valid chunks. `kind`: a CursorChunkKind, or
+    MARKER_KIND; `sequence`: the number of the write; `ledger_id`, `block`: which entries the chunk covers
+    (`CursorChunkKey`); `piece`: the number of this piece, from 0; `pieces`: how many the chunk or marker has; `body`:
+    its part of the content."""
 
     kind: int
     sequence: int

@@ -16,8 +16,8 @@ retried, with pauses up to a minute; the messages stay in the topic and keep the
 
 **A message in chunks** is moved as a whole: when one of its entries was given back too often, all of them are moved,
 also those that are counted less or are outstanding (`find_whole_message`). They are published in order, some
-GROUP_BYTES at a time, and acknowledged after the last. A crash between them leaves a copy that is not complete. The
-next try repeats it under the same uuid, so that a consumer puts both together to one message. While the rest of a
+LETTER_GROUP_BYTES at a time, and acknowledged after the last. A crash between them leaves a copy that is not complete.
+The next try repeats it under the same uuid, so that a consumer puts both together to one message. While the rest of a
 message may still be on its way to the log, the move is tried again. Entries of a message that will never be complete
 are moved one by one.
 
@@ -74,13 +74,13 @@ from .cursors import DurableCursor
 # Between the first and the last chunk of a message its producer publishes nothing else (client/core/chunking.py), and
 # other producers anything. So the log is read backwards from the entry to its producer's entry before the message, and
 # forwards until the message is whole. The cursor's mark ends the way back: what is before it is acknowledged. After
-# chunk 0 the way back goes on for REPEATED_ENTRIES, because a producer repeats what has no receipt.
+# chunk 0 the way back goes on for REPEATED_ENTRIES_MAX, because a producer repeats what has no receipt.
 #
 # | what is found | answer |
 # |---|---|
 # | the chunks from 0 to the last | the run of them |
 # | no beginning, a gap, a damaged chunk, a later entry of the producer before its end | None: it is never whole |
-# | the end of the log before the last chunk, which may be on its way | Unavailable; None after INCOMPLETE_MS |
+# | the end of the log before the last chunk, which may be on its way | Unavailable; None after INCOMPLETE_GIVEN_UP_MS |
 #
 # Nothing is kept of what is read but the places. It costs the entries between the ends; dead letters are rare. Guarding
 # tests: tests/broker/subscription/test_letters_of_chunks.py, tests/broker/subscription/core/test_chunk_runs.py.
@@ -112,7 +112,8 @@ async def find_whole_message(
     """Returns all chunks of the large message to which the chunk `entry` belongs; None if the message will never be
     complete. Does not search the entries up to and including `mark`. `now_ms`: ms since the epoch. `budget`: counts the
     entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive
-    (the last one came less than INCOMPLETE_MS ago), and the errors of reading the log."""
+    (the last one came less than INCOMPLETE_GIVEN_UP_MS ago), and the errors of reading the log; CorruptEntry if the
+    head of an entry cannot be parsed."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -137,7 +138,8 @@ async def find_whole_message(
 async def find_chunks_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
     """Returns the complete chunked messages of which some chunks are at or before `mark`, and some are after it.
     Searches only the messages of the entry at the mark, and of the entries after it that one read returns. A message
-    with a lost or missing chunk is not complete. Raises Unavailable if bookies do not answer."""
+    with a lost or missing chunk is not complete. Raises Unavailable if bookies do not answer; InvalidRequest if an
+    entry was trimmed meanwhile; CorruptEntry if the head of an entry cannot be parsed."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.has_visible_entry(mark) and shape.skipped_lost_range_end(mark) is None:
@@ -162,14 +164,14 @@ async def find_chunks_across_mark(log: ReadableLog, mark: Position) -> list[Mess
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
     """Returns the positions of the chunks after `mark` of those messages whose first chunks are at or before `mark`.
-    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole. Raises
-    Unavailable if bookies do not answer."""
+    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole. Raises the
+    errors of `find_chunks_across_mark`."""
     return [place for run in await find_chunks_across_mark(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, or, if `mark` is inside a chunked message, the position before this message. So a consumer that
-    seeks to `mark` receives all chunks of the message. Raises Unavailable if bookies do not answer."""
+    seeks to `mark` receives all chunks of the message. Raises the errors of `find_chunks_across_mark`."""
     return min(
         [mark, *(log.shape.position_before(run.places[0]) for run in await find_chunks_across_mark(log, mark))]
     )
@@ -330,7 +332,7 @@ class HeldBackEntries:
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def record_failure_reasons(self, failures: Mapping[Position, Failure]) -> None:
-        """Stores in memory why consumers gave entries back, by position. Keeps the last FAILURES_MAX of them, for
+        """Stores in memory why consumers gave entries back, by position. Keeps the last KEPT_FAILURES_MAX of them, for
         entries that are not acknowledged. A new owner of the topic does not have them."""
         kept = {position: each for position, each in self.failures.items() if position not in failures}
         kept |= {position: each.cut_long_texts() for position, each in failures.items()}

@@ -12,13 +12,13 @@ Order (a crash between two steps costs a ledger that no record names, or reading
     DROP    unname     the same way; as long as its outcome is unknown, nothing is deleted
             delete     the ledger
 - Until the directories of all named buckets are read, nothing new is delivered (`is_ready`): else all their entries
-  would be read from the log. A bucket that does not answer within LOST_AFTER_S is left out, a damaged one is dropped
-  with an alarm; their entries are then read from the log.
+  would be read from the log. A bucket that does not answer within BUCKET_LOST_AFTER_S is left out, a damaged one is
+  dropped with an alarm; their entries are then read from the log.
 - One timer per subscription. It never fires early; `delayed_tick_ms` after the last time at the earliest, and at
-  MAX_SLEEP_S at the latest, because the wall clock may jump.
+  DUE_CHECK_INTERVAL_S_MAX at the latest, because the wall clock may jump.
 - Only types with individual acknowledgement delay (Pulsar A12); on other types entries are delivered at once.
 - Consumers that leave change nothing here: held entries stay held, and are not read again when consumers return.
-- At most WAITING_MAX due entries wait in the dispatcher to be read; more stay held until there is room.
+- At most DUE_ENTRIES_WAITING_MAX due entries wait in the dispatcher to be read; more stay held until there is room.
 - While buckets cannot be written, memory use grows; far past the budget nothing more is read, and stats and log report
   it (`Blocked.DELAYS`). Nothing is dropped.
 Guarding tests: tests/broker/subscription/test_delays.py.
@@ -110,8 +110,8 @@ def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
-    """Returns the encoded keys of the segment `number`, KEY_BYTES bytes each. Raises DamagedDelayBucket if the entry is
-    damaged, or contains another segment; NewerFormat if a later version of Magnetar wrote it."""
+    """Returns the encoded keys of the segment `number`, DELAY_KEY_BYTES bytes each. Raises DamagedDelayBucket if the
+    entry is damaged, or contains another segment; NewerFormat if a later version of Magnetar wrote it."""
     count, body = _decode(entry, SEGMENT_KIND, number)
     if not 0 < count <= ENTRIES_PER_SEGMENT_MAX or len(body) != count * DELAY_KEY_BYTES:
         raise DamagedDelayBucket(f"a segment of {count} keys has {len(body)} bytes")
@@ -261,16 +261,18 @@ class DelayedDelivery:
 
     def delay_until(self, position: Position, at_ms: int) -> None:
         """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: no consumer has got it yet.
-        Does nothing if that time has come, the policy forbids delays, or the index of delayed entries is full."""
+        Does nothing if that time has come, the policy forbids delays, or the index of delayed entries is full. Starts
+        to store a bucket if enough entries are in none."""
         if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
             self.core.add_entry(position, at_ms)
             if self.core.must_make_bucket:
                 self._seal()
 
     def release_due_entries(self, dispatcher: Dispatcher) -> int:
-        """Makes the due entries deliverable. Called before the pump assigns entries, if the subscription type delays
-        messages. Returns the time (ms since the epoch) up to which entries are due; ALL_TIME if the policy of the topic
-        forbids delays, so that all entries are due."""
+        """Makes the due entries deliverable, as far as no more than DUE_ENTRIES_WAITING_MAX then wait to be read. Also
+        starts to store, load and delete buckets where that is due. Called before the pump assigns entries, if the
+        subscription type delays messages. Returns the time (ms since the epoch) up to which entries are due;
+        TIME_AFTER_ALL_MS if the policy of the topic forbids delays, so that all entries are due."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_unused_ledgers:
             self._release_due(dispatcher, now_ms)
@@ -296,8 +298,8 @@ class DelayedDelivery:
         self._drop(core.take_unused_ledgers())
 
     def set_release_timer(self, dispatcher: Dispatcher) -> None:
-        """Sets the timer that wakes the delivery when the next entry is due, after at most MAX_SLEEP_S seconds, unless
-        another event wakes it earlier. Called after each run of the pump."""
+        """Sets the timer that wakes the delivery when the next entry is due, after at most DUE_CHECK_INTERVAL_S_MAX
+        seconds, unless another event wakes it earlier. Called after each run of the pump."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.is_ready:
@@ -452,8 +454,8 @@ class DelayedDelivery:
         return b"".join(bodies)
 
     async def _patiently(self, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Returns the result of the async function `work`. Retries for LOST_AFTER_S seconds; then raises Unavailable.
-        Raises errors of damage and loss at once."""
+        """Returns the result of the async function `work`. Retries for BUCKET_LOST_AFTER_S seconds; then raises
+        Unavailable. Raises errors of damage and loss at once."""
         clock = self._world.clock
         end = clock.monotonic() + BUCKET_LOST_AFTER_S
         while True:

@@ -145,9 +145,9 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def get_requested_entries(self, want: PlannedRead | ReadForRedelivery, end: float) -> Sequence[StoredEntry]:
-        """Returns the first entries of the request `want`, at most CHUNK_ENTRIES, if they are in memory. If the first
-        entry is not, returns no entries and starts a read; the pump is run when it is done. `end`: the monotonic time
-        in seconds at which the computation of key slots stops, so that fewer entries may be returned."""
+        """Returns the first entries of the request `want`, at most CHUNK_ENTRIES_MAX, if they are in memory. If the
+        first entry is not, returns no entries and starts a read; the pump is run when it is done. `end`: the monotonic
+        time in seconds at which the computation of key slots stops, so that fewer entries may be returned."""
         entries = self._entries_from(want.position) if isinstance(want, PlannedRead) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -363,8 +363,8 @@ class ReadAheadBuffer:
 
 def find_contiguous_range(positions: Sequence[Position]) -> tuple[Position, Position]:
     """Returns the first and the last position of a range of entries that one read can return. The range begins at the
-    first of `positions`, and includes the next ones in the same ledger, each at most GAP_ENTRIES_MAX entries after the
-    one before."""
+    first of `positions`, and includes the next ones in the same ledger, each at most READ_GAP_ENTRIES_MAX entries after
+    the one before."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > READ_GAP_ENTRIES_MAX:

@@ -19,7 +19,7 @@ An address is a host, without its port: all clients of one gateway have the same
 name (without a name: its instance) has a token bucket of `subscribe_rate` tokens, which fills in one period. So a
 consumer that connects again and again is slowed down to this rate. Pulsar refuses such a consumer for good
 (NotAllowed); here the client may retry after BackPressure, and its back-off slows it down. Full buckets are removed; at
-most BUCKETS_MAX are kept. Guarding tests: tests/broker/topic/test_admission.py.
+most TOKEN_BUCKETS_MAX are kept. Guarding tests: tests/broker/topic/test_admission.py.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ Rules
   ones in flight.
 - **Gaps.** The sequence ids of an aborted transaction are not in the log, though later ids of its producer may be.
   Those ids are *gaps* of the producer: an entry with them is NEW, until a stored entry has them. The gaps of a producer
-  take at most GAP_BYTES_MAX bytes; the lowest ones are dropped first, and count as persisted then. No entry in a
-  transaction may span more than SPAN_MAX ids, because each id is recorded.
+  take at most SEQUENCE_GAP_BYTES_MAX bytes; the lowest ones are dropped first, and count as persisted then. No entry in
+  a transaction may span more than SPAN_MAX ids, because each id is recorded.
 - The chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their numbers; the id is persisted
   with the last chunk. So a chunk is NEW only if it is the first, or the chunk before it is stored or in flight: the log
   has all of a message whose id is persisted. Chunks with another uuid are another attempt at the message, by a producer
-  that began anew. Of OTHERS_MAX + 1 incomplete messages of a producer the last chunk is known, so that their chunks may
-  come in turn; a snapshot stores it of the latest one. A message that is not complete when a higher id is stored is
-  never completed: its next chunk is UNORDERED, never a DUPLICATE.
+  that began anew. Of OTHER_CHUNKED_MESSAGES_MAX + 1 incomplete messages of a producer the last chunk is known, so that
+  their chunks may come in turn; a snapshot stores it of the latest one. A message that is not complete when a higher id
+  is stored is never completed: its next chunk is UNORDERED, never a DUPLICATE.
 - While deduplication is off, each entry is NEW, and the persisted id is that of the producer's last confirmed entry.
   Turning it on keeps the ids of connected producers; earlier messages may be stored twice.
 
@@ -495,8 +495,8 @@ class DedupCore:
 
     def add_aborted_sequence_gaps(self, numbers: Mapping[str, BitMap64]) -> None:
         """Adds the sequence ids `numbers` (by producer) of an aborted transaction to the gaps of their producers,
-        because the log does not contain them. If a producer's gaps exceed GAP_BYTES_MAX bytes, drops its lowest ones.
-        Does nothing while deduplication is off."""
+        because the log does not contain them. If a producer's gaps exceed SEQUENCE_GAP_BYTES_MAX bytes, drops its
+        lowest ones. Does nothing while deduplication is off."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
                 continue

@@ -17,7 +17,8 @@ Guarding tests: tests/broker/topic/test_transactions.py
 (`test_what_a_topic_and_its_coordinator_forgot_is_decided_by_an_operator_alone`).
 
 The format of the stored outcomes: a snapshot is a *marker* and the parts that it names, which earlier snapshots may
-have stored. A marker or a part is one entry, or several consecutive entries if it is larger than PIECE_BYTES:
+have stored. A marker or a part is one entry, or several consecutive entries if it is larger than
+OUTCOMES_PIECE_BYTES_MAX:
 
     entry = magic "MX" | version u8 | kind u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
 
@@ -99,8 +100,9 @@ class OutcomesPartPlace(NamedTuple):
 
 
 class OutcomesPiece(NamedTuple):
-    """One decoded entry of an outcomes ledger. A part, and a marker, is stored as one or more pieces. `kind`: MARKER or
-    PART; `sequence`: the number of the write; `piece`: the number of this piece, from 0, of `pieces` pieces."""
+    """One decoded entry of an outcomes ledger. A part, and a marker, is stored as one or more pieces. `kind`:
+    MARKER_KIND or PART_KIND; `sequence`: the number of the write; `piece`: the number of this piece, from 0, of
+    `pieces` pieces."""
 
     kind: int
     sequence: int
@@ -338,8 +340,8 @@ class TransactionOutcomesLedger:
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
         """Schedules a write of the outcomes, because there is an outcome that is not stored yet. The write begins after
-        OUTCOME_DELAY_S seconds; at once if OUTCOMES_MAX outcomes wait. If a write cannot be stored for good, the topic
-        is abandoned at this broker."""
+        OUTCOME_STORE_DELAY_S seconds; at once if OUTCOMES_PER_WRITE_MAX outcomes wait. If a write cannot be stored for
+        good, the topic is abandoned at this broker."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_PER_WRITE_MAX:
             self._start()
@@ -361,9 +363,9 @@ class TransactionOutcomesLedger:
         await future
 
     def write_outcomes_if_lagging(self) -> None:
-        """Starts a write of the outcomes if STALE_ENTRIES or more messages were stored since the last write, or if the
-        log has begun another ledger. Entries after the position of the last write cannot be trimmed, and the next load
-        of the topic replays them."""
+        """Starts a write of the outcomes if STALE_ENTRIES_MAX or more messages were stored since the last write, or if
+        the log has begun another ledger. Entries after the position of the last write cannot be trimmed, and the next
+        load of the topic replays them."""
         shape = self._log.shape
         if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES_MAX:
             self._start()

@@ -55,7 +55,7 @@ class PublishOutcomePort(Protocol):
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """Called when the entry is not stored, or when it is not known whether it is stored (`error.definite` says
-        which). `sequence_id`: UNNUMBERED if the sequence id of the entry cannot be read."""
+        which). `sequence_id`: NO_SEQUENCE_ID if the sequence id of the entry cannot be read."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:

@@ -172,7 +172,8 @@ def _find_stored_filter(topic: TopicName, store: DurableCursor) -> Filter | None
 #   true elsewhere (the checkpoint of a Spark query, a database). Its own program or an operator ends it.
 # - One that is being committed is waited for: it counts, and its messages go with the topic.
 # - **A coordinator that does not answer** refuses the deletion: an outcome is never guessed. The topic is as before;
-#   transactions may have been aborted. The error is not one that clients try again by themselves: ANSWER_S have passed.
+#   transactions may have been aborted. The error is not one that clients try again by themselves: ANSWER_TIMEOUT_S have
+#   passed.
 #
 # Order, in Topic.delete: no transaction joins any more → all are asked → the open ones are aborted → the topic ends.
 # Guards: tests/broker/topic/test_deletion.py.
@@ -204,14 +205,14 @@ class TransactionsOfDeletedTopic:
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
         """Raises TransactionsOpen if the topic must not be deleted because of one of the transactions `txns`. Without
         `force`, each transaction without an outcome forbids the deletion; with `force`, only a prepared one does. Also
-        raises TransactionsOpen if a coordinator does not answer within ANSWER_S seconds. Changes nothing."""
+        raises TransactionsOpen if a coordinator does not answer within ANSWER_TIMEOUT_S seconds. Changes nothing."""
         found = await self._answers(txns, self._coordinators.ask_transaction_state)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:
         """Aborts the open transactions among `txns`, and waits until each of them has an outcome. Raises
         TransactionsOpen if one was prepared in the meantime, because a prepared transaction is not aborted, or if a
-        coordinator does not answer within ANSWER_S seconds. Other transactions may have been aborted then."""
+        coordinator does not answer within ANSWER_TIMEOUT_S seconds. Other transactions may have been aborted then."""
         self._refuse(await self._answers(txns, self._coordinators.abort_if_open))
 
     def _refuse(self, found: Sequence[ReportedTransaction]) -> None:

@@ -3,7 +3,7 @@
 `Topic.open` loads the topic: it takes over the log, then each durable cursor. The topic ends at this broker by `close`,
 or by `abandon` if another broker owns it (all work stops at once). `Topic.close` goes in this order: deliveries stop,
 and consumers learn of the close; the ledger is closed; producers are closed; the last acknowledgements arrive
-(LAST_ACKS_S); cursors are stored. So a message that a consumer acknowledged before it learned of the close is not
+(LAST_ACKS_WAIT_S); cursors are stored. So a message that a consumer acknowledged before it learned of the close is not
 delivered again.
 
 `ProducerRegistry` has the producers of a topic (dedup_core.py decides which ones join, wait, or are disconnected). A

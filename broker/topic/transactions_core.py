@@ -130,12 +130,12 @@ class TopicTxn:
 
     def entries_without_receipt(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
         """Returns the stored entries of a committed transaction that do not count, because the client got no receipt
-        for them. `last`: the last position that a receipt named; NOWHERE: none named one, as the receipt of a duplicate
-        does not. `entries`: the number of receipts that the client counted. An entry counts if it is at or before
-        `last`, or is among the first `entries` entries.
+        for them. `last`: the last position that a receipt named; NO_POSITION: none named one, as the receipt of a
+        duplicate does not. `entries`: the number of receipts that the client counted. An entry counts if it is at or
+        before `last`, or is among the first `entries` entries.
 
         Returns three values: the entries that do not count, by ledger; the indexes of their messages; and the position
-        of the last entry that counts, NOWHERE if none counts.
+        of the last entry that counts, NO_POSITION if none counts.
         """
         kept = min(entries, self.entry_count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
@@ -185,7 +185,8 @@ class TxnSnapshot(NamedTuple):
     ended: tuple[TxnId, ...] = ()
     """Transactions that had ended while entries of them were in flight: their entries after `position` are aborted."""
     lost_to: Position = NO_POSITION
-    """Of transactions with an entry up to this position, outcomes that were stored may be lost; NOWHERE: none is."""
+    """Of transactions with an entry up to this position, outcomes that were stored may be lost; NO_POSITION: none
+    is."""
 
 
 class TxnEndEffect(NamedTuple):
@@ -270,13 +271,13 @@ class TopicTransactionsCore:
         return found.phase
 
     def is_at_open_limit(self, txn: TxnId) -> bool:
-        """Returns True if the topic has OPEN_MAX open transactions, the most, and the transaction is not one of
-        them."""
+        """Returns True if the topic has OPEN_TRANSACTIONS_MAX open transactions, the most, and the transaction is not
+        one of them."""
         return len(self.known) >= OPEN_TRANSACTIONS_MAX and txn not in self.known
 
     def may_join(self, txn: TxnId) -> bool:
         """Returns True if the topic may join the transaction: the transaction has not ended here, and the topic has
-        fewer than OPEN_MAX open transactions."""
+        fewer than OPEN_TRANSACTIONS_MAX open transactions."""
         found = self.known.get(txn)
         return len(self.known) < OPEN_TRANSACTIONS_MAX if found is None else found.phase is not TxnPhaseAtTopic.ENDED
 

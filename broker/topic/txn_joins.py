@@ -141,7 +141,7 @@ class TransactionOutcomeResolver:
     async def resolve_outcome(self, txn: TxnId) -> TxnState | None:
         """Asks the coordinator for the outcome of a transaction. Returns COMMITTED or ABORTED if the transaction has
         ended, after its end was applied at this topic; None if it is open, or if its coordinator does not answer within
-        JOIN_S seconds. Raises NotOwner if the topic has ended at this broker."""
+        JOIN_TIMEOUT_S seconds. Raises NotOwner if the topic has ended at this broker."""
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 return await self._until_over(txn)
@@ -246,8 +246,8 @@ class TransactionOutcomeResolver:
     def on_outcome_answered(self, txn: TxnId, joined: JoinAnswer) -> None:
         """Called when the coordinator has answered a question about a transaction that is not settled at this topic.
         `joined`: the answer. If the transaction has ended, starts to settle it at this topic; after COMMITTED without a
-        settlement only when SETTLEMENT_S seconds have passed since the first such answer. If the outcome is forgotten,
-        and the topic may have lost it, raises an alarm and settles nothing."""
+        settlement only when SETTLEMENT_WAIT_S seconds have passed since the first such answer. If the outcome is
+        forgotten, and the topic may have lost it, raises an alarm and settles nothing."""
         if self._is_forgotten(txn, joined):
             return
         if isinstance(joined, Settlement):
@@ -352,9 +352,10 @@ class TransactionJoins:
     async def join(self, txn: TxnId, owner: str | None = None) -> None:
         """Waits until the topic has joined the transaction. Raises InvalidRequest if another role began the
         transaction, or if it was never begun; TransactionEnded or TransactionAborted if it has ended; BackPressure if
-        the topic has too many open transactions. Raises Unavailable if its coordinator does not answer within JOIN_S
-        seconds, or the topic is about to be deleted; NotAllowed if the topic is non-persistent; NotOwner if the topic
-        has ended at this broker. `owner`: the role that writes; None: one that may write in every transaction."""
+        the topic has too many open transactions. Raises Unavailable if its coordinator does not answer within
+        JOIN_TIMEOUT_S seconds, or the topic is about to be deleted; NotAllowed if the topic is non-persistent; NotOwner
+        if the topic has ended at this broker. `owner`: the role that writes; None: one that may write in every
+        transaction."""
         if not (self._of.is_open(txn) and self._is_writer(txn, owner)):
             await asyncio.shield(self.start_join(txn, owner))
 
@@ -428,8 +429,8 @@ class TransactionJoins:
             raise Unavailable(f"topic {self._of.topic.name} is about to be deleted: nothing joins a transaction there")
 
     async def _patiently(self, txn: TxnId, owner: str | None) -> JoinAnswer:
-        """Asks the coordinator to join the transaction, and returns its answer. Retries for JOIN_S seconds; raises
-        Unavailable after that. The entry for which the topic joins is certainly not in the log then."""
+        """Asks the coordinator to join the transaction, and returns its answer. Retries for JOIN_TIMEOUT_S seconds;
+        raises Unavailable after that. The entry for which the topic joins is certainly not in the log then."""
         end = self._of.world.clock.monotonic() + JOIN_TIMEOUT_S
         while True:
             try:

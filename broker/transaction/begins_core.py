@@ -7,8 +7,9 @@ within `lease_s` seconds is void. A begin with a name and without a holder takes
 then on only this holder may use the name. The open transactions of earlier holders are aborted when this is decided,
 and again when it is durable. Names and sinks belong to a role (state_core.py). A name without a begin for `name_idle_s`
 seconds is removed, and so is a sink without a begin or a batch for `sink_idle_s`. Holder numbers only grow, so none is
-given twice. Idle times are recorded at a hand-over, and NOTES times per `name_idle_s` or `sink_idle_s`; the next owner
-continues from the recorded time. Guards: tests/broker/transaction/test_names_and_sinks.py.
+given twice. Idle times are recorded at a hand-over, and IDLE_RECORDS_PER_PERIOD times per `name_idle_s` or
+`sink_idle_s`; the next owner continues from the recorded time. Guards:
+tests/broker/transaction/test_names_and_sinks.py.
 """
 
 from __future__ import annotations
@@ -374,8 +375,8 @@ class SinkBatchDecider:
 IDS_PER_BLOCK_MAX = 1_000
 """Largest number of ids that one BeginTransactions gets."""
 FREE_IDS_DIVISOR = 64
-"""A BeginTransactions gets at most this fraction (1 / BLOCKS) of the ids that may still be given. So a client which
-does not use its ids leaves some for others."""
+"""A BeginTransactions gets at most this fraction (1 / FREE_IDS_DIVISOR) of the ids that may still be given. So a client
+which does not use its ids leaves some for others."""
 IDLE_RECORDS_PER_PERIOD = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
@@ -523,7 +524,8 @@ class TransactionBeginDecider:
         self, now: float, changing: Collection[OwnerAndName] = ()
     ) -> Iterator[AnyCoordinatorRecord]:
         """Yields records that store for how long names and sinks have been idle, except for those in `changing`. Only
-        if the stored time differs from the actual time by at least 1 / NOTES of the longest allowed idle time."""
+        if the stored time differs from the actual time by at least 1 / IDLE_RECORDS_PER_PERIOD of the longest allowed
+        idle time."""
         limits = self._table.limits
         for (owner, name), each in self._table.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

@@ -1,7 +1,7 @@
 """A transaction coordinator that runs at this broker: the driver of one core, in one epoch.
 
     running = await RunningCoordinator.load(…)      takes over, serves, and sends the outcomes that were decided before
-    state = await running.end_transaction(…)        one of the requests; each has a deadline of ANSWER_S
+    state = await running.end_transaction(…)        one of the requests; each has a deadline of ANSWER_TIMEOUT_S
     await running.close()                           ends in order: writes all decisions, hands over open transactions
     await running.abandon_epoch(error)              ends at once; the next epoch reads the ledger
 
@@ -19,9 +19,9 @@ messages.
     work.start_publishing_half_message(effect)        does the effect PublishHalfMessage
     await work.close()                                disconnects the members, and cancels publishes in progress
 
-Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S, which is the timeout of its
-transaction. If the end of the epoch cancels a publish, the next epoch aborts its transaction. Guards:
-tests/client/transactions/test_halves.py.
+Each half message is published by its own task, HALVES_PUBLISHED_AT_ONCE at a time, within PUBLISH_TIMEOUT_S, which is
+the timeout of its transaction. If the end of the epoch cancels a publish, the next epoch aborts its transaction.
+Guards: tests/client/transactions/test_halves.py.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class HalfMessageDriver:
 
     # ------------------------------------------------------------------ publishing
     def start_publishing_half_message(self, effect: PublishHalfMessage) -> None:
-        """Starts a task that publishes the messages of the effect in its transaction, within PUBLISH_S seconds. Then
-        the task calls `published` or `not_published`."""
+        """Starts a task that publishes the messages of the effect in its transaction, within PUBLISH_TIMEOUT_S seconds.
+        Then the task calls `published` or `not_published`."""
         self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
 
     async def _work(self, effect: PublishHalfMessage) -> None:
@@ -205,7 +205,7 @@ PublishHalfMessages = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Pa
 class RunningCoordinator:
     """A transaction coordinator that runs at this broker. It ends when the coordinator moves to another broker, or when
     its epoch ends for another reason; then `on_over` is called once. All request methods raise NotOwner after the end,
-    OutcomeUnknown if the epoch ends before the answer, and TimedOut after ANSWER_S seconds."""
+    OutcomeUnknown if the epoch ends before the answer, and TimedOut after ANSWER_TIMEOUT_S seconds."""
 
     def __init__(
         self, world: World, log: CoordinatorLog, core: TransactionCoordinatorCore, topics: SettlementTransport,
@@ -440,8 +440,8 @@ class RunningCoordinator:
         return {reason.name.lower(): self.core.table.counters.aborted.get(reason, 0) for reason in AbortReason}
 
     def duration_histogram(self) -> tuple[Sequence[int], float]:
-        """Returns the histogram of how long transactions were open: the counts for the upper bounds LASTED_S (seconds)
-        and for longer times, and the sum in seconds."""
+        """Returns the histogram of how long transactions were open: the counts for the upper bounds DURATION_BOUNDS_S
+        (seconds) and for longer times, and the sum in seconds."""
         return self.core.table.counters.durations, self.core.table.counters.durations_sum_s
 
     @property

@@ -94,7 +94,7 @@ CHECKS_PER_MEMBER_MAX = 16
 """Most checks that one member has to answer at a time."""
 CHECKING_MEMBERS_MAX = 10_000
 ROLE_SHARE_DIVISOR = 4
-"""One role may have this fraction (1 / ROLE_SHARE) of the bytes and of the members."""
+"""One role may have this fraction (1 / ROLE_SHARE_DIVISOR) of the bytes and of the members."""
 PUBLISH_TIMEOUT_S = 30.0
 """Timeout of a transaction that publishes a half: readers of its topics wait no longer."""
 PUBLISH_RETRY_S = 60.0

@@ -360,8 +360,8 @@ DURATION_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300
 
 class CoordinatorCounters(msgspec.Struct):
     """Counters of a coordinator since its take-over. `durations`: a histogram of the time from the first use of a
-    transaction id to the outcome of the transaction. Its bounds are LASTED_S (seconds); the last count is of longer
-    times."""
+    transaction id to the outcome of the transaction. Its bounds are DURATION_BOUNDS_S (seconds); the last count is of
+    longer times."""
 
     begun: int = 0
     committed: int = 0

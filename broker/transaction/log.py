@@ -1,7 +1,7 @@
 """The ledger of a coordinator of transactions, and the record that names it.
 
     log = CoordinatorLog(…)
-    state, epoch = await log.take_over()      in the order of TAKE_OVER
+    state, epoch = await log.take_over()      in the order of TAKE_OVER_STEPS
     appended = log.append_nowait(records)     returns a future, done when they are durable; None: call `append`
     await log.append(records, state)          returns when they are durable; after an error the epoch must end
     await log.close(records, state, idle=…)   hands over to the next epoch
@@ -90,7 +90,7 @@ class DamagedCoordinatorLedger(ValueError):
 
 
 class CoordinatorEntry(NamedTuple):
-    """One decoded entry of a coordinator's ledger. `kind`: SNAPSHOT, SNAPSHOT_END or RECORDS."""
+    """One decoded entry of a coordinator's ledger. `kind`: SNAPSHOT_KIND, SNAPSHOT_END_KIND or RECORDS_KIND."""
 
     kind: int
     records: list[AnyCoordinatorRecord]

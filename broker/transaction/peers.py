@@ -64,8 +64,8 @@ class TransactionPeerClient:
         self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None
     ) -> JoinAnswer:
         """Sends a join to the broker at `endpoint`, which owns the coordinator, and returns the answer. Raises the
-        error that this broker answers, such as NotOwner or TransactionForgotten; BackPressure if WAITING_MAX items wait
-        for it. After ConnectionLost and TimedOut the outcome is unknown."""
+        error that this broker answers, such as NotOwner or TransactionForgotten; BackPressure if WAITING_ITEMS_MAX
+        items wait for it. After ConnectionLost and TimedOut the outcome is unknown."""
         item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner)
         reply = await self._ask(endpoint, "Join", item, txn.most)
         return read_join_answer(txn, reply)
@@ -88,8 +88,8 @@ class TransactionPeerClient:
         self, endpoint: str, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
         """Sends settlements to the broker at `endpoint`, which owns the topic. Returns one value for each: None if the
-        topic has stored the outcome, else its error. Raises BackPressure if WAITING_MAX items wait for that broker;
-        ConnectionLost or TimedOut if it does not answer."""
+        topic has stored the outcome, else its error. Raises BackPressure if WAITING_ITEMS_MAX items wait for that
+        broker; ConnectionLost or TimedOut if it does not answer."""
         items = [encode_settlement(each, topic) for each in settlements]
         replies = await asyncio.gather(*[self._ask(endpoint, "Settle", item) for item in items])
         return [from_wire(each.error) if each.HasField("error") else None for each in replies]
@@ -188,10 +188,10 @@ def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
 #     await sender.close()
 #
 # One worker per topic sends all settlements that wait for that topic together, and repeats those that failed after a
-# pause that grows to PAUSE_S_MAX. New ones do not wait for that pause: a transaction that a topic cannot store delays
-# no other. A topic that is certainly gone counts as settled (`SettlementTransport.settle`). Bound: an outcome is in the
-# coordinator's table until it is settled, so there are never more here than there; AT_ONCE workers send at a time.
-# Guards: tests/broker/transaction/test_settling.py.
+# pause that grows to RETRY_PAUSE_S_MAX. New ones do not wait for that pause: a transaction that a topic cannot store
+# delays no other. A topic that is certainly gone counts as settled (`SettlementTransport.settle`). Bound: an outcome is
+# in the coordinator's table until it is settled, so there are never more here than there; REQUESTS_AT_ONCE workers send
+# at a time. Guards: tests/broker/transaction/test_settling.py.
 
 
 _LOG = logging.getLogger("magnetar.broker.transactions")

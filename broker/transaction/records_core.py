@@ -11,7 +11,7 @@
     EpochHandedOver             the owner of `epoch` ended in order: these transactions stay open in the next epoch
     SettledOutcomesInSnapshot   only in a snapshot: the outcomes of settled transactions
     LargestHolderNumber         only in a snapshot: the largest number of a holder
-    SinkBatchRecorded           the last batch of a sink, and how long the sink was idle; batch DISCARDED_BATCH: the
+    SinkBatchRecorded           the last batch of a sink, and how long the sink was idle; batch DISCARDED_BATCH_NUMBER: the
                                 sink is removed
     HalfMessage…                records of half messages (state_core.py)
 

@@ -662,7 +662,7 @@ class TransactionTable:
 
     def record_abort(self, txn: int, reason: AbortReason, owner: str) -> None:
         """Counts an aborted transaction, and stores its reason and its role in memory, for later requests about it. Of
-        more than GONE_MAX aborts, the oldest is dropped."""
+        more than ABORTS_REMEMBERED_MAX aborts, the oldest is dropped."""
         self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
         self._gone[txn] = AbortedTransaction(reason, owner)
         if len(self._gone) > ABORTS_REMEMBERED_MAX:

@@ -2,21 +2,22 @@
 them are merged.
 
     buckets.add(bucket)                             it is durable and named
-    buckets.earliest_key, buckets.advance()         the earliest key in memory; removes this key
-    buckets.take_segment_reads(now_ms)              → segments to read, LOOKAHEAD_MS before they are due; then
+    buckets.earliest_key, .remove_earliest_key()    the earliest key in memory; removes this key
+    buckets.take_segment_reads(now_ms)              → segments to read, SEGMENT_LOOKAHEAD_MS before they are due; then
                                                     `add_loaded_keys`, or `mark_bucket_lost`
-    buckets.merge(keys_max)                         many small ones become one; `merged_ledgers`, then
+    buckets.begin_bucket_merge(keys_max)            many small ones become one; `merged_ledgers`, then
                                                     `remove_merged_buckets`
     buckets.take_unused_ledgers()                   ledgers of buckets that are no longer needed
 
 Rules
-- Of a bucket there are descriptions in memory, one per segment. Its keys are in memory for LOOKAHEAD_MS only, and its
-  places never.
+- Of a bucket there are descriptions in memory, one per segment. Its keys are in memory for SEGMENT_LOOKAHEAD_MS only,
+  and its places never.
 - A bucket ends when its last key is used, because its entry is due or acknowledged.
 - **Merging.** Entries with a long delay remain in old buckets, each of which is a name in the record, a directory at a
-  restart and a segment in memory. When the MERGE_MIN smallest contain no more than one new bucket does, they are read
-  and become fresh entries; they end when those are sealed. So of n entries there are at most MERGE_MIN * (1 + n / new
-  bucket) buckets, and an entry is written again only when its bucket has grown several times.
+  restart and a segment in memory. When the MERGED_BUCKETS_MIN smallest contain no more than one new bucket does, they
+  are read and become fresh entries; they end when those are sealed. So of n entries there are at most
+  MERGED_BUCKETS_MIN * (1 + n / new bucket) buckets, and an entry is written again only when its bucket has grown
+  several times.
 
 Source: Pulsar A14, where neighbours merge, past a number of buckets. Guarding tests:
 tests/broker/subscription/core/test_delays_core.py.
@@ -39,7 +40,7 @@ from ....proto.names import Position
 # ---------------------------------------------------------------------------------------------------- delay_keys
 # The parts of a bucket of delayed entries: keys, in order of time, in segments.
 #     key      time in ms (8 bytes) | ledger (8) | entry (4), big-endian: they sort as bytes, as numbers and by time
-#     segment  SEGMENT_ENTRIES keys at most, one entry of the bucket's ledger; its *places* are the same without times
+#     segment  ENTRIES_PER_SEGMENT_MAX keys at most, one entry of the bucket's ledger; its *places* are the positions
 #     draft    a bucket that is to be written (broker/subscription/delays.py)
 # Guarding tests: tests/broker/subscription/core/test_delays_core.py,
 # tests/broker/subscription/test_delays_format.py.
@@ -86,13 +87,13 @@ class DelayKeySequence(msgspec.Struct, eq=False):
 
     @property
     def head(self) -> int:
-        """The first key that is not used yet; NEVER if there is none."""
+        """The first key that is not used yet; NEVER_DUE_KEY if there is none."""
         if self.offset >= len(self.body):
             return NEVER_DUE_KEY
         return int.from_bytes(self.body[self.offset : self.offset + DELAY_KEY_BYTES])
 
     def advance(self) -> int:
-        """Marks the first unused key as used. Returns the next unused key; NEVER if there is none."""
+        """Marks the first unused key as used. Returns the next unused key; NEVER_DUE_KEY if there is none."""
         self.offset += DELAY_KEY_BYTES
         return self.head
 
@@ -310,7 +311,7 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def earliest_key(self) -> int:
-        """The earliest key in memory; NEVER if no key is in memory."""
+        """The earliest key in memory; NEVER_DUE_KEY if no key is in memory."""
         return self._heads[0][0] if self._heads else NEVER_DUE_KEY
 
     def remove_earliest_key(self) -> None:
@@ -346,9 +347,9 @@ class DelayBucketIndex(msgspec.Struct):
         return min(looks, default=None)
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns requests to read segments: those whose first entry is due within LOOKAHEAD_MS after `now_ms` (ms
-        since the epoch), and those that a merge of buckets needs. A request has at most LOAD_SEGMENTS_MAX segments, and
-        is returned once."""
+        """Returns requests to read segments: those whose first entry is due within SEGMENT_LOOKAHEAD_MS after `now_ms`
+        (ms since the epoch), and those that a merge of buckets needs. A request has at most SEGMENT_READS_MAX segments,
+        and is returned once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - SEGMENT_LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -392,9 +393,9 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ merging
     def begin_bucket_merge(self, keys_max: int) -> list[int]:
-        """Begins to merge the smallest buckets, at most MERGE_MAX, if at least MERGE_MIN of them have at most
-        `keys_max` keys together. Returns those of their keys that are in memory; from then on these keys belong to no
-        bucket. The other keys are read by `take_segment_reads`."""
+        """Begins to merge the smallest buckets, at most MERGED_BUCKETS_MAX, if at least MERGED_BUCKETS_MIN of them have
+        at most `keys_max` keys together. Returns those of their keys that are in memory; from then on these keys belong
+        to no bucket. The other keys are read by `take_segment_reads`."""
         if len(self._all) < MERGED_BUCKETS_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.unloaded_count for bucket in self._all.values() if not bucket.reading}

@@ -237,8 +237,8 @@ class Dispatcher:
         return ReadForRedelivery(tuple(ready)) if ready else None
 
     def has_entries_for_later(self) -> bool:
-        """True if an entry waits for its time of delivery, or for its back-off after a failure: it is neither delivered
-        nor among those that can be read now."""
+        """Returns True if an entry waits for its time of delivery, or for its back-off after a failure: it is neither
+        delivered nor among those that can be read now."""
         return bool(self.held.until) or (self.delaying and self.delays is not None and self.delays.count > 0)
 
     def _choose_new_entries(self) -> PlannedRead | Blocked:

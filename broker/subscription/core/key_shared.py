@@ -323,9 +323,9 @@ class KeyShared:
 # -------------------------------------------------------------------------------------------------------- shared
 # Shared: any consumer may get any entry; each entry is outstanding at one consumer at most. No order.
 #
-# Round robin over the consumers that can take something, TURN_ENTRIES at a time (Pulsar T17); consumers of a smaller
-# priority number come first, others only when none of those can. No cumulative acks: the entries before one may be
-# outstanding at other consumers.
+# Round robin over the consumers that can take something, ENTRIES_PER_TURN at a time (Pulsar T17); consumers of a
+# smaller priority number come first, others only when none of those can. No cumulative acks: the entries before one may
+# be outstanding at other consumers.
 #
 # Chunks of a message go to the consumer at which the earliest outstanding chunk of the message is, while that can take
 # some (Pulsar PR4): it assembles them. While it cannot, another consumer gets the chunk and gives it back, and it is

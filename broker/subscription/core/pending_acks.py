@@ -80,8 +80,8 @@ def judge_transactional_acks(
     """Checks the acknowledgements `wanted` in a transaction. Returns those of them that are not pending in it yet, or
     the refusal of all of them. Changes nothing.
 
-    `named`: the entry that a cumulative acknowledgement names; NOWHERE: it is not cumulative. If all of this entry is
-    acknowledged, `wanted.up_to` is the same position. Else `wanted.up_to` is the position before, and `wanted.parts`
+    `named`: the entry that a cumulative acknowledgement names; NO_POSITION: it is not cumulative. If all of this entry
+    is acknowledged, `wanted.up_to` is the same position. Else `wanted.up_to` is the position before, and `wanted.parts`
     has the acknowledged messages of the entry.
     """
     pending = cursor.pending
@@ -261,8 +261,8 @@ def find_first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | No
 
 def entries_of_aborted_acks(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
     """Yields the positions of the entries that can be delivered again because their transaction was aborted, without
-    the batches in `settled.shown`. `tail`: of a large cumulative acknowledgement, yields only the last COUNTED_MAX
-    entries."""
+    the batches in `settled.shown`. `tail`: of a large cumulative acknowledgement, yields only the last
+    CUMULATIVE_TAIL_ENTRIES_MAX entries."""
     acks = settled.acks
     for ledger_id, entries in sorted(acks.entries.items()):
         each = (Position(ledger_id, entry_id) for entry_id in entries)

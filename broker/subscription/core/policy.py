@@ -564,7 +564,7 @@ def parse_key_limits(properties: Mapping[str, str]) -> KeyLimits | None:
 
 def check_fair_properties(properties: Mapping[str, str]) -> None:
     """Raises InvalidRequest if the properties of a subscription name limits of keys that do not parse or are above
-    LIMIT_MAX, or limits without fair.by-key."""
+    KEY_LIMIT_MAX, or limits without fair.by-key."""
     refuse = SubscribeRefusal.PROPERTIES.error
     by_key = properties.get(FAIR_BY_KEY, "false")
     if by_key not in ("true", "false"):

@@ -4,9 +4,9 @@ A policy is a module with a class that implements `DispatchPolicy`; its docstrin
 is such a module, a line in `SUBSCRIPTION_TYPE_ROWS`, and a line in `Subscribe.Type` of proto/wire.proto, whose number
 and name are those of the line here. Guarding test: tests/broker/subscription/test_new_type.py.
 
-A type may also come from an installed package, by an entry point of the group ENTRY_POINTS whose object is a
+A type may also come from an installed package, by an entry point of the group ENTRY_POINT_GROUP whose object is a
 `SubscriptionTypeRow`: `load_installed_types` registers those that the setting `subscription_policies` names. The
-numbers INSTALLED_NUMBERS are theirs for ever. Guarding test: tests/broker/subscription/test_installed_types.py."""
+numbers INSTALLED_TYPE_NUMBERS are theirs for ever. Guarding test: tests/broker/subscription/test_installed_types.py."""
 
 from __future__ import annotations
 
