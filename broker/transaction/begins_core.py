@@ -97,9 +97,9 @@ class TransactionEndDecider:
     def join_transaction(self, intent: JoinTransaction, now: float) -> TxnState | ForgottenOutcome:
         """Makes the topic that `intent` names a participant of the transaction, and returns the state of the
         transaction. If the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the
-        transaction is prepared; InvalidRequest if it has its maximum of topics, or another role began it;
-        IntentQueuedUntilDurable while it is in doubt. If the transaction has an outcome, only returns that; a
-        ForgottenOutcome if the outcome was discarded."""
+        transaction is prepared; InvalidRequest if it has its maximum of topics, or another role began it; the errors of
+        `OutcomeDecider.find_transaction`; IntentQueuedUntilDurable while it is in doubt. If the transaction has an
+        outcome, only returns that; a ForgottenOutcome if the outcome was discarded."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
@@ -135,7 +135,8 @@ class TransactionEndDecider:
     def end_transaction(self, intent: EndTransaction, now: float) -> None:
         """Commits, prepares or aborts the transaction that `intent` names. The intent is answered when the outcome is
         durable; an abort of an open transaction at once. Raises InvalidRequest, TransactionAborted, TransactionFenced
-        or TransactionForgotten if the transaction cannot be ended so; IntentQueuedUntilDurable while it is in doubt."""
+        or TransactionForgotten if the transaction cannot be ended so; the errors of `OutcomeDecider.find_transaction`;
+        IntentQueuedUntilDurable while it is in doubt."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction):
             self._end_live(found, intent, now)
@@ -209,8 +210,8 @@ class TransactionEndDecider:
     # ------------------------------------------------------------------ of an administrator
     def abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
         """Aborts the transaction that `intent` names, because an administrator asks for that. Answers the intent with
-        the state of the transaction, when it is durable. Raises TransactionForgotten if the outcome was discarded;
-        IntentQueuedUntilDurable while the transaction is in doubt."""
+        the state of the transaction, when it is durable. Raises TransactionForgotten if the outcome was discarded; the
+        errors of `OutcomeDecider.find_transaction`; IntentQueuedUntilDurable while the transaction is in doubt."""
         if intent.txn in self._table.unused:
             self._outcomes.abort_or_void_id(intent.txn, AbortReason.ADMIN, now)
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
@@ -227,7 +228,8 @@ class TransactionEndDecider:
     def abort_if_open(self, intent: AbortIfOpen, now: float) -> None:
         """Aborts the transaction that `intent` names, if it is open; not if it is prepared. Answers the intent with a
         TransactionRow that describes the transaction afterwards. Raises IntentQueuedUntilDurable while the transaction
-        is in doubt; InvalidRequest if the id was never given."""
+        is in doubt; and the errors of `OutcomeDecider.find_transaction`, such as InvalidRequest for an id that was
+        never given."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction) and found.phase is TransactionPhase.OPEN:
             self._outcomes.abort_transaction(found, AbortReason.DELETED, now)
@@ -281,8 +283,8 @@ class SinkBatchDecider:
 
     def has_committed_batch(self, intent: BeginTransactions | CommitSinkBatch, tag: SinkBatchTag, now: float) -> bool:
         """Returns True if the sink has committed the batch `tag` already. Raises InvalidRequest if the number of the
-        batch is negative; BackPressure if there are too many sinks; SinkFenced if another query writes the sink;
-        IntentQueuedUntilDurable while another batch of the sink is being committed."""
+        batch is negative; BackPressure if there are too many sinks; SinkFenced if another query writes the sink and
+        `intent.adopt` is False; IntentQueuedUntilDurable while another batch of the sink is being committed."""
         owner, limits = intent.owner, self._table.limits
         if tag.batch < 0:
             raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
@@ -312,9 +314,9 @@ class SinkBatchDecider:
         """Commits the transactions that `intent` names, all of them or none. If the intent names a sink, they are a
         batch of this sink. Answers the intent with True if the sink had committed the batch before; else with False,
         when the commit is durable. Raises TransactionEnded if some of the transactions are committed already; the
-        errors of `has_committed_batch`; InvalidRequest if a name is too long or the batch too large;
-        IntentQueuedUntilDurable if the decision waits for a record; else the reason why a transaction cannot be
-        committed."""
+        errors of `has_committed_batch` and of `OutcomeDecider.find_transaction`; InvalidRequest if a name is too long
+        or the batch too large; IntentQueuedUntilDurable if the decision waits for a record; else the reason why a
+        transaction cannot be committed."""
         sink = None
         if intent.sink_id:
             tag = SinkBatchTag(intent.sink_id, intent.query_id, intent.batch)
@@ -523,9 +525,9 @@ class TransactionBeginDecider:
     def make_idle_time_records(
         self, now: float, changing: Collection[OwnerAndName] = ()
     ) -> Iterator[AnyCoordinatorRecord]:
-        """Yields records that store for how long names and sinks have been idle, except for those in `changing`. Only
-        if the stored time differs from the actual time by at least 1 / IDLE_RECORDS_PER_PERIOD of the longest allowed
-        idle time."""
+        """Yields records that store for how long names and sinks have been idle. Leaves out those in `changing`, and
+        those whose stored time differs from the actual time by less than 1 / IDLE_RECORDS_PER_PERIOD of the longest
+        allowed idle time."""
         limits = self._table.limits
         for (owner, name), each in self._table.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

@@ -259,7 +259,8 @@ class RunningCoordinator:
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
         tag: SinkBatchTag | None = None, adopt: bool = False, address: str = "",
     ) -> BeginAnswer:  # fmt: skip
-        """Begins up to `count` transactions for the role `owner`, and returns their ids. Raises BackPressure if there
+        """Begins up to `count` transactions for the role `owner`, and returns their ids; none if the sink of `tag` has
+        committed the batch already. The arguments are explained at `BeginTransactions`. Raises BackPressure if there
         are too many open transactions; InvalidRequest if an argument is invalid; SinkFenced if another query writes the
         sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`; Unavailable if the
         coordinator has no ids left."""
@@ -297,7 +298,7 @@ class RunningCoordinator:
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
         """Ends a transaction, as `end_transaction` does, but does not wait: the answer (a TxnState or an error) is
-        passed to the object `to` later."""
+        passed to the object `to`, perhaps before this method returns."""
         intent = EndTransaction(to, txn.least, verb, owner, participants, prepared_s, visible)
         self._do(self.core.receive(intent, self._clock.monotonic()))
 
@@ -326,8 +327,8 @@ class RunningCoordinator:
         """Commits the transactions `txns`, all of them or none, durably; with `tag`, as a batch of a sink. Returns True
         if the sink has committed this batch before; then this call commits nothing. `adopt`: this query may take the
         sink over from another one; else raises SinkFenced if another query writes it. Raises TransactionEnded if only
-        some of them are committed already; TransactionAborted or TransactionForgotten if one cannot commit;
-        InvalidRequest if an id, a name or the batch is invalid; BackPressure if there are too many sinks."""
+        some of them are committed already; TransactionAborted, TransactionFenced or TransactionForgotten if one cannot
+        commit; InvalidRequest if an id, a name or the batch is invalid; BackPressure if there are too many sinks."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitSinkBatch(to, owner, least, *sink, adopt))
@@ -335,8 +336,9 @@ class RunningCoordinator:
         return found
 
     async def get_status(self, txn: TxnId, owner: str | None = None) -> TxnState:
-        """Returns the state of a transaction. `owner`: the role that asks; None: an operator asks. Raises
-        InvalidRequest if the id was never given to a client, or another role began the transaction."""
+        """Returns the state of a transaction or a half message. `owner`: the role that asks; None: an operator asks.
+        Raises InvalidRequest if the id was never given to a client, or another role began the transaction;
+        TransactionForgotten if its outcome was discarded."""
         return await self._state(lambda to: GetTransactionStatus(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
@@ -368,8 +370,9 @@ class RunningCoordinator:
         self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
     ) -> TxnState:
         """Stores a half message. Returns PREPARED; if the same half message was stored before, its outcome if it has
-        one. Raises BackPressure if there are too many half messages; InvalidRequest if a limit is exceeded;
-        TransactionAborted if the id `half` cannot be used any more."""
+        one. Raises BackPressure if there are too many half messages; InvalidRequest if a limit is exceeded, the id was
+        never given to a client, or another role prepared it; TransactionAborted if the id `half` cannot be used any
+        more."""
         return await self._state(
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
@@ -379,13 +382,15 @@ class RunningCoordinator:
     ) -> TxnState:
         """Commits a half message, rolls it back, or answers its check number `check`, as `verb` says. Returns the
         outcome of the half message, or PREPARED if it has none yet. Raises HalfParked, TransactionAborted,
-        TransactionEnded, TransactionForgotten, or the error because of which the messages cannot be published."""
+        TransactionEnded, TransactionForgotten, InvalidRequest if the id was never given to a client or another role
+        prepared it, or the error because of which the messages cannot be published."""
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfMessageChangeVerb) -> None:
         """Changes the state of a half message for an operator, as `verb` says, and waits until the change is durable.
-        Raises NotFound if the half message is not known; TransactionEnded if it has the opposite outcome; or the error
-        because of which its messages cannot be published."""
+        Raises NotFound if the half message is not known; TransactionEnded if it has the opposite outcome;
+        InvalidRequest if the id was never given to a client; or the error because of which its messages cannot be
+        published."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskAboutHalfMessage, None]:

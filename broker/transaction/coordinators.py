@@ -155,7 +155,7 @@ class TransactionCoordinators:
     async def find_owner(self, number: int) -> BrokerRecord:
         """Returns the broker that owns the coordinator. If no broker owns it, makes this broker the owner. Raises
         NotFound if there is no coordinator with this number; Unavailable if this broker must not become the owner of
-        coordinators now."""
+        coordinators now; and the errors of `Ownership.find_owner_by_path`."""
         await self._check_number(number)
         if number in self._loaded:
             return self._ownership.me

@@ -16,7 +16,7 @@ Rules (docs/transactions.md, Half messages)
   that record leaves an aborted transaction and an undecided half message. The first decision moves it out of the phases
   in which it may be decided.
 - **Doubt.** In a phase of `DECIDING_PHASES` no intent about the half message is answered: intents wait in
-`waiting_intents`.
+  `waiting_intents`.
 - **Roles.** A role that did not prepare a half message gets the answer for an id that was never given, whatever its
   state is. One role may use only a share of the bytes and of the members (`ROLE_SHARE_DIVISOR`).
 - **Check-back.** `check_after_s` seconds after a half message was stored, one member of its group and role is asked;
@@ -137,7 +137,8 @@ class IntentQueuedUntilDurable(Exception):
 
 
 class OpenHalfMessage(msgspec.Struct):
-    """A half message without an outcome: its stored record, its phase, and the state of its checks."""
+    """A half message without an outcome: its stored record, its phase, and the state of its checks. All times are
+    monotonic seconds."""
 
     record: HalfMessageStored
     age_counted_from: float  # its age is counted from here
@@ -220,7 +221,7 @@ class HalfMessageCore:
     def receive(self, intent: HalfMessageIntent, now: float) -> None:
         """Decides about an intent on a half message: store it, end it, change it, or join a group that answers checks.
         The answer is an effect of the coordinator, now or when the decision is durable. Raises IntentQueuedUntilDurable
-        while an earlier decision is being written; else the error with which the intent is refused."""
+        while an earlier decision is being written; else a MagnetarError: the reason why the intent is refused."""
         match intent:
             case PrepareHalf():
                 self._prepare(intent, now)

@@ -75,8 +75,8 @@ from .state_core import CoordinatorState
 COORDINATOR_MAGIC = b"MX"
 SNAPSHOT_KIND, SNAPSHOT_END_KIND, RECORDS_KIND = 1, 2, 3
 ENTRY_BYTES_TARGET = 1 << 20
-"""Bytes of an entry, which ends after the record that reaches them; a record is at most RECORD_BYTES_MAX of the core.
-"""
+"""Bytes of an entry, which ends after the record that reaches them; a record has at most about BEGIN_RECORD_BYTES_MAX
+(broker/transaction/begins_core.py)."""
 
 _HEAD = struct.Struct(">2sBBI")
 _CRC = struct.Struct(">I")

@@ -109,7 +109,7 @@ class PendingDecisions:
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Removes the collected effects and returns them. The driver must also call this method after it has called a
-        method of `halves`."""
+        method of `HalfMessageCore`."""
         effects, self.effects = self.effects, []
         return effects
 
@@ -221,8 +221,8 @@ class OutcomeDecider:
         self.send_outcome(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
     def abort_or_void_id(self, txn: int, reason: AbortReason, now: float) -> None:
-        """Aborts the transaction. If its id is leased and was not used yet, makes the id void, so that it can never be
-        used. Does nothing while the transaction is in doubt."""
+        """Aborts the transaction, which must be live or leased. If its id is leased and was not used yet, makes the id
+        void, so that it can never be used. Does nothing while the transaction is in doubt."""
         lease = self._table.unused.pop(txn, None)
         if lease is not None:
             self._table.remove_from_indexes(txn, lease.owned)
