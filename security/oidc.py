@@ -61,8 +61,9 @@ class IssuerPublicKey(NamedTuple):
 
 
 def parse_issuer_keys(document: Mapping[str, Any]) -> tuple[IssuerPublicKey, ...]:
-    """Returns those keys of the key set `document` of an issuer that can verify signatures. Of keys with the same
-    `kid`, returns only the first. Returns () if the document is not a key set, or has no such key."""
+    """Returns those keys of the key set `document` of an issuer that can verify signatures. Looks at the first
+    KEYS_PER_ISSUER_MAX keys. Of keys with the same `kid`, returns only the first. Returns () if the document is not a
+    key set, or has no such key."""
     found = document.get("keys")
     if not isinstance(found, list):
         return ()

@@ -118,8 +118,8 @@ def _why_anew(
 def offset_to_json(
     index: IndexByPartition, made: IncarnationByPartition = UNKNOWN_INCARNATIONS
 ) -> dict[str, dict[str, int]]:
-    """Returns an offset in its JSON form, with sorted keys: topic → partition → index, and under INCARNATIONS the known
-    incarnations `made` of the partitions of `index`. `parse_offset` and `parse_incarnations` reverse this."""
+    """Returns an offset in its JSON form, with sorted keys: topic → partition → index, and under INCARNATIONS_KEY the
+    known incarnations `made` of the partitions of `index`. `parse_offset` and `parse_incarnations` reverse this."""
     result: dict[str, dict[str, int]] = {}
     for (topic, partition), value in sorted(index.items()):
         result.setdefault(topic, {})[str(partition)] = value
@@ -132,8 +132,8 @@ def offset_to_json(
 
 def make_progress_report(index: IndexByPartition, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
     """Returns the progress report of a query at the offset `index`, as JSON: the offset of the end of the topics, and
-    under SOURCE the lag in messages and bytes. Spark shows the report as `latestOffset` of its progress, because a
-    source in Python has no other metrics."""
+    under PROGRESS_KEY the lag in messages and bytes (estimated). Spark shows the report as `latestOffset` of its
+    progress, because a source in Python has no other metrics."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):
