@@ -53,7 +53,7 @@ class PrincipalCache:
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
 
     def find(self, digest: bytes, now: float) -> Principal | None:
-        """Returns the principal with this digest; None if it is not in the cache, or has expired."""
+        """Returns the principal with this digest; None if it is not in the cache, or has expired at the time `now`."""
         principal, until = self._known.get(digest, (None, 0.0))
         if principal is None or (until and now >= until):
             return None

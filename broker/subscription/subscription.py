@@ -384,7 +384,8 @@ class Subscription:
         """Acknowledges each of the entries as a whole, or only those of its messages that are named. Ignores entries
         that were trimmed. Raises InvalidRequest if an entry is after the last entry of the log, or has no such message;
         TransactionConflict if an entry is pending in a transaction (all other entries are acknowledged nevertheless).
-        After InvalidRequest only the entries before the refused one are acknowledged."""
+        After InvalidRequest only the entries before the refused one are acknowledged. `consumer`: who acknowledges;
+        None: an operator or the broker."""
         try:
             self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
@@ -393,7 +394,8 @@ class Subscription:
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
         InvalidRequest if the bitmap cannot be parsed, or contains an entry after the last one; TransactionConflict if
-        an entry is pending in a transaction (all other entries are acknowledged nevertheless)."""
+        an entry is pending in a transaction (all other entries are acknowledged nevertheless). `consumer`: who
+        acknowledges; None: an operator or the broker."""
         before = self.cursor.version
         try:
             self.acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
@@ -405,13 +407,14 @@ class Subscription:
         """Acknowledges all messages up to and including the entry that `acked` names. Does nothing if that entry was
         trimmed. Raises NotAllowed if several consumers may share the subscription; TransactionConflict if one of these
         messages is pending in a transaction; InvalidRequest if the entry is after the last entry of the log, or has no
-        such message. If it raises, nothing is acknowledged."""
+        such message. If it raises, nothing is acknowledged. `consumer`: who acknowledges; None: an operator or the
+        broker."""
         self.check_cumulative_ack(consumer, acked)
         self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
 
     def check_cumulative_ack(self, consumer: Consumer | None, acked: AckedEntry) -> bool:
-        """Returns False if `ack_cumulative` acknowledges nothing, because the entry was trimmed. Raises what
+        """Returns False if `ack_cumulative` acknowledges nothing, because the entry was trimmed; else True. Raises what
         `ack_cumulative` raises for the same arguments. Changes nothing."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
@@ -467,9 +470,10 @@ class Subscription:
         self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Makes the acknowledgements `wanted` and `cumulative` pending in the transaction, in one step: the messages
-        are acknowledged if the transaction commits. A repeated call changes nothing. The topic must have joined the
-        transaction, in the same turn of the event loop. `rest`: see `TransactionalAcks.add_pending_acks`.
+        """Makes the acknowledgements `wanted` and `cumulative` (None: there is none) pending in the transaction, in one
+        step: the messages are acknowledged if the transaction commits. A repeated call changes nothing. The topic must
+        have joined the transaction, in the same turn of the event loop. `rest`: see
+        `TransactionalAcks.add_pending_acks`.
 
         Raises NotAllowed if the subscription is not durable, or if `cumulative` is given and several consumers may
         share the subscription; TransactionConflict, InvalidRequest or BackPressure as
@@ -591,8 +595,8 @@ class Subscription:
         entry. The new position is durable when this method returns. Raises the errors of `wait_durable`; then it is
         unknown which position is stored.
 
-        The caller must hold `seek_lock`. Disconnects all consumers except `keep`: their outstanding entries are not
-        valid any more.
+        The caller must hold `seek_lock`. Disconnects all consumers except `keep` (None: all of them): their outstanding
+        entries are not valid any more.
         """
         assert self.seek_lock.locked(), "one after the other"
         why = Unavailable(f"the subscription {self.name!r} was moved; subscribe again", moved=True)

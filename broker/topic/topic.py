@@ -481,8 +481,8 @@ class Topic:
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
-        """Unloads the topic in order, and returns when its log and cursors are closed. Its clients get `error`. Without
-        `error` they get NotOwner, after which they look up the new owner. Idempotent."""
+        """Unloads the topic in order, and returns when its log and cursors are closed. Its clients get `error`. If
+        `error` is None, they get NotOwner, after which they look up the new owner. Idempotent."""
         async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await run_to_end(self._close(error or unloaded))

@@ -361,8 +361,9 @@ class TransactionJoins:
             await asyncio.shield(self.start_join(txn, owner))
 
     def start_join(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
-        """Returns the future of a join for the role `owner`. Starts the join, unless a join for the same transaction
-        and role is in progress. After the topic has ended at this broker, the future has failed with NotOwner."""
+        """Returns the future of a join for the role `owner` (None: it may write in every transaction). Starts the join,
+        unless a join for the same transaction and role is in progress. After the topic has ended at this broker, the
+        future has failed with NotOwner."""
         key = txn, owner
         return self._under_way.get(key) or self._runs.start(self._under_way, [key], lambda: self._join(txn, owner))
 

@@ -86,7 +86,8 @@ BEGIN_RECORD_BYTES_MAX = 4 << 20
 
 class TransactionEndDecider:
     """Decides requests of topics to join a transaction, and requests to commit, prepare or abort one. A transaction is
-    *in doubt* while a record about it is being written: requests about it then wait."""
+    *in doubt* while a record about it is being written: requests about it then wait. In all methods `now` is in
+    monotonic seconds."""
 
     def __init__(self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider) -> None:
         self._table = table
@@ -119,7 +120,7 @@ class TransactionEndDecider:
     def join_transaction_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Makes the topic a participant of the transaction, and returns True. Returns False if that is not possible
         now: then the caller must send the intent JoinTransaction, which waits while the transaction is in doubt, or is
-        refused with a reason."""
+        refused with a reason. `owner`: the role that writes in the transaction; None: the topic itself asks."""
         if self._decisions.has_ended:
             return False
         try:
@@ -266,7 +267,7 @@ def _is_to_wait(ending: UnsettledTransaction, intent: EndTransaction) -> bool:
 
 class SinkBatchDecider:
     """Decides the requests to commit batches of a sink (the writer of a query). Each numbered batch of a sink is
-    committed at most once."""
+    committed at most once. In all methods `now` is in monotonic seconds."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider,
@@ -384,7 +385,8 @@ IDLE_RECORDS_PER_PERIOD = 24
 
 
 class TransactionBeginDecider:
-    """Decides the requests to begin transactions. Also removes the names and the sinks that were idle for too long."""
+    """Decides the requests to begin transactions. Also removes the names and the sinks that were idle for too long. In
+    all methods `now` is in monotonic seconds."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider,

@@ -179,7 +179,7 @@ class HalfMessageGroup(msgspec.Struct):
 class HalfMessageCore:
     """Decides about the half messages of one coordinator: when they are stored, checked, published or rolled back.
     `counters`: how many were prepared, committed, rolled back and parked, and how many checks were sent, since the
-    take-over."""
+    take-over. In all methods `now` is in monotonic seconds."""
 
     def __init__(
         self,
@@ -403,9 +403,9 @@ class HalfMessageCore:
         self._coordinator.decisions.effects.append(PublishHalfMessage(half.record.half, half.txn, half.record.messages))
 
     def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
-        """Called when the messages of the half message are published in the transaction `txn`. Commits this
-        transaction, and with it the half message. `listed`: the topics, each with the number and the last position of
-        its entries."""
+        """Called when the messages of the half message are published in the transaction `txn`. Decides to commit this
+        transaction, and with it the half message; aborts the transaction if the half message is not published in it any
+        more. `listed`: the topics, each with the number and the last position of its entries."""
         found = self._halves.get(half)
         if found is None or found.phase is not UndecidedHalfPhase.PUBLISHING or found.txn != txn:
             self._coordinator.abort_transaction_for_half_message(txn, now)
@@ -708,8 +708,8 @@ class HalfMessageCore:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def list_half_message_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfMessageRow]:
-        """Returns descriptions of up to `limit` half messages, the oldest first. `half`: only this half message; else,
-        if `group` is not empty, only those of this group."""
+        """Returns descriptions of up to `limit` half messages, the oldest first. `half`: only this half message, [] if
+        it is not open; None: all, or, if `group` is not empty, only those of this group."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:

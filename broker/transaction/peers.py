@@ -63,9 +63,10 @@ class TransactionPeerClient:
     async def join_transaction(
         self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None
     ) -> JoinAnswer:
-        """Sends a join to the broker at `endpoint`, which owns the coordinator, and returns the answer. Raises the
-        error that this broker answers, such as NotOwner or TransactionForgotten; BackPressure if WAITING_ITEMS_MAX
-        items wait for it. After ConnectionLost and TimedOut the outcome is unknown."""
+        """Sends a join to the broker at `endpoint`, which owns the coordinator, and returns the answer. `owner`: the
+        role that writes in the transaction; None: one that may write in every transaction. Raises the error that this
+        broker answers, such as NotOwner or TransactionForgotten; BackPressure if WAITING_ITEMS_MAX items wait for it.
+        After ConnectionLost and TimedOut the outcome is unknown."""
         item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner)
         reply = await self._ask(endpoint, "Join", item, txn.most)
         return read_join_answer(txn, reply)

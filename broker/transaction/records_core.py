@@ -268,7 +268,8 @@ def make_commit_record(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
 ) -> TransactionsCommitted:
     """Returns the record that commits the transactions `txns`. `txns`: for each transaction id, its participants;
-    `sink`: the batch that they are; `half`: the half message that they publish, 0 for none; `owner`: their role."""
+    `sink`: the batch that they are, None if they belong to no sink; `half`: the half message that they publish, 0 for
+    none; `owner`: their role."""
     topics: dict[str, int] = {}
     rows = [
         (

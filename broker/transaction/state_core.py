@@ -557,7 +557,7 @@ class AbortedTransaction(NamedTuple):
 class TransactionTable:
     """The transactions of a coordinator by id, and the leased ids that were not used yet (`unused`). `live`: those
     without a durable outcome; `ending`: those whose outcome is being settled; `state`: the state that was read from the
-    ledger; from then on only the coordinator applies records to it."""
+    ledger; from then on only the coordinator applies records to it. In all methods `now` is in monotonic seconds."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: CoordinatorLimits,
@@ -710,7 +710,7 @@ class TransactionTable:
 
     def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
         """Returns descriptions of up to `limit` transactions that have begun and are not settled, the oldest first. If
-        `txn` is given, describes only this transaction, also if it is settled; [] if its id was not used."""
+        `txn` is not None, describes only this transaction, also if it is settled; [] if its id was not used."""
         found = sorted({*self.live, *self.ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self.transaction_row(each, now)) is not None]
 
