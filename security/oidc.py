@@ -50,7 +50,7 @@ _ALLOWED = {"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"}
 
 class IssuerPublicKey(NamedTuple):
     """A public key of an issuer of tokens, with which the signatures of its tokens are verified. `kid`: its id, "" if
-    it has none; `algorithms`: those for which it may be used."""
+    it has none; `algorithms`: those for which it may be used; `key`: an object of the package `cryptography`."""
 
     kid: str
     algorithms: tuple[str, ...]

@@ -720,7 +720,7 @@ class SubscriptionRegistry:
 
     async def open(self) -> None:
         """Opens the stored subscriptions, and creates those again whose records were lost. The log must be taken over
-        before. Raises the errors of the methods of TopicStorage."""
+        before. Raises the errors of `TopicStorage.open_subscriptions` and `TopicStorage.create_subscription`."""
         topic = self._topic
         for subscription in await self._storage.open_subscriptions(topic, topic.compaction.shape):
             self.add_subscription(subscription)
