@@ -332,8 +332,8 @@ class HeldBackEntries:
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def record_failure_reasons(self, failures: Mapping[Position, Failure]) -> None:
-        """Stores in memory why consumers gave entries back, by position. Keeps the last KEPT_FAILURES_MAX of them, for
-        entries that are not acknowledged. A new owner of the topic does not have them."""
+        """Stores in memory why consumers gave entries back, by position. If there are more than KEPT_FAILURES_MAX,
+        drops those of acknowledged entries, and then the oldest. A new owner of the topic does not have them."""
         kept = {position: each for position, each in self.failures.items() if position not in failures}
         kept |= {position: each.cut_long_texts() for position, each in failures.items()}
         if len(kept) > KEPT_FAILURES_MAX:

@@ -384,7 +384,7 @@ class Topic:
 
     def retention_without_subscriptions(self) -> Retention:
         """Returns for how long, and up to which size, messages are retained while the topic has no durable
-        subscription. Returns no retention if the topic has a durable subscription or is compacted, because then the
+        subscription. Returns NO_RETENTION if the topic has a durable subscription or is compacted, because then the
         messages stay for another reason."""
         durable = any(each.is_durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:

@@ -415,7 +415,8 @@ class TopicTransactionsCore:
         size: int,
     ) -> None:  # fmt: skip
         """Adds an entry of a transaction, while the log is being replayed. Its position must be after all entries that
-        are known already. The entry is hidden until the outcome of its transaction is known."""
+        are known already. The entry is hidden until the outcome of its transaction is known; it is aborted if its
+        transaction had ended before the loaded snapshot."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:

@@ -153,7 +153,7 @@ class TransactionPeerClient:
 
 
 def read_join_answer(txn: TxnId, reply: wire.TransactionReply) -> JoinAnswer:
-    """Returns the answer to a join that the reply contains. Raises the error that it contains."""
+    """Returns the answer to a join that the reply contains. Raises the error that the reply contains."""
     if reply.HasField("error"):
         raise from_wire(reply.error)
     if reply.HasField("settlement"):

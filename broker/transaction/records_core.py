@@ -192,7 +192,8 @@ class LargestHolderNumber(CoordinatorLogRecord, frozen=True, array_like=True, ta
 
 
 class SinkBatchRecorded(CoordinatorLogRecord, frozen=True, array_like=True, tag=12):
-    """Record: which batch a sink has committed last, and for how long the sink was idle."""
+    """Record: which batch a sink has committed last, and for how long the sink was idle. With the batch number
+    DISCARDED_BATCH_NUMBER the sink is removed."""
 
     sink: SinkBatch
 

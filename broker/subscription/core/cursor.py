@@ -492,7 +492,7 @@ class Cursor:
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked_position(self, position: Position) -> Position:
-        """Returns the first position at or after `position` whose entry is not acknowledged as a whole; the position
+        """Returns the first position at or after `position` whose entry is not acknowledged as a whole; a position
         after the last entry if there is none. Its cost grows with the number of contiguous ranges of holes that it
         passes."""
         shape = self._shape
@@ -507,7 +507,7 @@ class Cursor:
         return position
 
     def next_deliverable_position(self, position: Position) -> Position:
-        """Returns the first position at or after `position` whose entry is not acknowledged or pending as a whole; the
+        """Returns the first position at or after `position` whose entry is not acknowledged or pending as a whole; a
         position after the last entry if there is none."""
         position = self.next_unacked_position(position)
         if self.pending is None:
