@@ -99,8 +99,8 @@ _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/(
 
 
 class CertificateProvider:
-    """Finds the principal that a client certificate names, by the table above. The constructor raises
-    InvalidConfiguration if the library for certificates is missing."""
+    """Finds the principal that a client certificate names, by the table in the comment before this class. The
+    constructor raises InvalidConfiguration if the library for certificates is missing."""
 
     def __init__(self, settings: CertificateSection, clock: Clock) -> None:
         try:
@@ -445,8 +445,9 @@ def read_token(source: str) -> str:
 
 def make_secured_world(world: World, path: str) -> World:
     """Returns the world of a broker, with a network that is secured by the settings in the file `path`. Starts the
-    audit log if the settings name a file for it. Raises InvalidConfiguration if the settings are invalid, or if they
-    have no section by which callers can authenticate."""
+    audit log if the settings name a file for it. Raises InvalidConfiguration if the settings are invalid, if they have
+    no section by which callers can authenticate, if a key, a token or a certificate cannot be used, or if the file of
+    the audit log cannot be written."""
     settings = SecuritySettings.load(path)
     if not settings.authenticates_callers:
         raise InvalidConfiguration(

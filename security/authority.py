@@ -46,11 +46,11 @@ class CreatedFiles(NamedTuple):
 
 
 def create_authority_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
-    """Creates all files of a secured cluster (SECURITY_FILES) in a new or empty folder, and returns their names.
-    `hosts`: the names and addresses for the certificates of the broker and of the metadata service, at least one.
-    `now`: the current time, in UTC. `cluster`: the cluster's name in the members' certificates; a random name if it is
-    empty. Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host or the cluster is not a valid
-    name."""
+    """Creates all files of a secured cluster (SECURITY_FILES) in a new or empty folder. Returns the folder and the
+    names of the files. `hosts`: the names and addresses for the certificates of the broker and of the metadata service,
+    at least one. `now`: the current time, in UTC. `cluster`: the cluster's name in the members' certificates; a random
+    name if it is empty. Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host or the cluster
+    is not a valid name, or if the packages of `magnetar[security]` are missing; OSError if a file cannot be written."""
     names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
     make_member_uri(cluster, METADATA, make_member_name(hosts[0]))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def copy_server_files(folder: Path, servers: Path) -> list[str]:
     """Copies the files that servers need from `folder` to the folder `servers`, and creates that folder if it is
     missing. Running servers load changed files. The tokens that were revoked in either folder are revoked in `servers`
     afterwards. Returns the names of the files that were missing in `servers` or had another content. Raises
-    AlreadyExists if `servers` has files of another authority."""
+    AlreadyExists if `servers` has files of another authority, OSError if a file cannot be read or written."""
     if (servers / "ca.pem").exists() and not _shares_authority(folder, servers):
         raise AlreadyExists(f"{servers} has files of another authority than {folder}: give an empty folder")
     (servers / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,9 +149,10 @@ def issue_broker_certificate(
     folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
     """Issues a new certificate for brokers (`broker.pem`) and its key, signed by the authority in the folder, and
-    replaces the files. The certificate is valid for `days`. Running brokers use it for the next connection. If `hosts`
-    is empty, the certificate has the hosts of the certificate before. Returns the names of the written files. Raises
-    InvalidConfiguration if the folder has no authority, or if no hosts are known."""
+    replaces the files. The certificate is valid until `days` days after `now` (UTC). Running brokers use it for the
+    next connection. If `hosts` is empty, the certificate has the hosts of the certificate before. Returns the names of
+    the written files. Raises InvalidConfiguration if the folder has no authority, if no hosts are known, or if a host
+    is not a valid name; OSError if a file cannot be written."""
     names = [_name(host) for host in hosts] or _names_before(folder / "broker.pem")
     return _issue(folder, "broker", str(names[0].value), names, now, days)
 
@@ -171,8 +172,9 @@ def issue_member_certificate(
     folder: Path, role: str, name: str, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
     """Issues a new certificate and its key for the member `role`/`name` of the cluster, in the members' folder, and
-    replaces the files. The certificate is valid for `days`. Returns the names of the written files. Raises
-    InvalidConfiguration if the settings do not name the cluster, or if the folder has no authority.
+    replaces the files. The certificate is valid until `days` days after `now` (UTC). Returns the names of the written
+    files. Raises InvalidConfiguration if the settings in the folder are wrong or do not name the cluster, if the role,
+    the name or a host is not valid, or if the folder has no authority; OSError if a file cannot be written.
 
     `hosts`: the hosts of the metadata service. Other members only make calls: their certificates contain no hosts, so
     that none of them can pretend to be the metadata service.
@@ -188,10 +190,10 @@ def issue_member_certificate(
 
 
 def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
-    """Creates another authority, which issues all certificates from now on. Puts its certificate into `ca.pem`, before
-    the certificates of the older authorities, which stay valid, and replaces `ca-key.pem`. Returns the names of the
-    written files. Raises InvalidConfiguration if the packages of `magnetar[security]` are missing, OSError if a file
-    cannot be read or written."""
+    """Creates another authority, valid from `now` (UTC), which issues all certificates from now on. Puts its
+    certificate into `ca.pem`, before the certificates of the older authorities, which stay valid, and replaces
+    `ca-key.pem`. Returns the names of the written files. Raises InvalidConfiguration if the packages of
+    `magnetar[security]` are missing, OSError if a file cannot be read or written."""
     key, before = _new_key(), (folder / "ca.pem").read_bytes()
     _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
     _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
@@ -211,7 +213,8 @@ def create_token_key(folder: Path) -> list[str]:
 
 def find_tokens_of_older_keys(folder: Path) -> list[str]:
     """Returns the roles whose token in the folder (`broker.token`, `admin.token`) is not signed by the newest key of
-    `token-public.pem`. A missing token file is left out."""
+    `token-public.pem`. A missing token file is left out. Raises OSError if a file cannot be read, ValueError if
+    `token-public.pem` begins with no public key."""
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     newest, found = load_pem_public_key(_newest(folder / "token-public.pem")), []
@@ -226,7 +229,7 @@ def find_tokens_of_older_keys(folder: Path) -> list[str]:
 
 def remove_older_signers(path: Path) -> None:
     """Removes all certificates or keys except the newest from the file `path` (`ca.pem` or `token-public.pem`). What
-    the removed ones have signed is not valid any more."""
+    the removed ones have signed is not valid any more. Raises OSError if the file cannot be read or written."""
     _replace(path, _newest(path), 0o644)
 
 

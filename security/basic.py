@@ -143,7 +143,7 @@ class FailedLogins:
 
     def delay_s(self, key: str, now_s: float) -> float:
         """Returns for how many seconds the address or user `key` must wait before the next attempt to log in; 0 if it
-        may try now."""
+        may try now. `now_s`: monotonic seconds."""
         count, last_s = self._failed.get(key, (0, now_s))
         if count < UNDELAYED_FAILURES or now_s - last_s >= FAILURE_MEMORY_S:
             return 0.0
@@ -151,7 +151,7 @@ class FailedLogins:
         return max(0.0, last_s + wait_s - now_s)
 
     def record_failure(self, key: str, now_s: float) -> None:
-        """Counts a failed login of the address or user `key`, at the time `now_s` in seconds."""
+        """Counts a failed login of the address or user `key`, at the time `now_s` (monotonic seconds)."""
         count, last_s = self._failed.pop(key, (0, now_s))
         self._failed[key] = (1 if now_s - last_s >= FAILURE_MEMORY_S else count + 1, now_s)
         if len(self._failed) > FAILED_KEYS_MAX:

@@ -91,7 +91,7 @@ def get_member_role(principal: Principal) -> str:
 
 def verify_member_certificate(certificate: bytes, cluster: str) -> Principal:
     """Returns the principal of the member that a certificate (PEM) names. Raises Unauthenticated if the certificate
-    names no member of this cluster."""
+    names no member of this cluster. Does not check whether the certificate has expired."""
     from cryptography import x509
 
     if not certificate:

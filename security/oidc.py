@@ -50,7 +50,7 @@ _ALLOWED = {"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"}
 
 class IssuerPublicKey(NamedTuple):
     """A public key of an issuer of tokens, with which the signatures of its tokens are verified. `kid`: its id, "" if
-    it has none; `algorithms`: those for which it may be used."""
+    it has none; `algorithms`: those for which it may be used; `key`: an object of the package `cryptography`."""
 
     kid: str
     algorithms: tuple[str, ...]
@@ -61,8 +61,9 @@ class IssuerPublicKey(NamedTuple):
 
 
 def parse_issuer_keys(document: Mapping[str, Any]) -> tuple[IssuerPublicKey, ...]:
-    """Returns those keys of the key set `document` of an issuer that can verify signatures. Of keys with the same
-    `kid`, returns only the first. Returns () if the document is not a key set, or has no such key."""
+    """Returns those keys of the key set `document` of an issuer that can verify signatures. Looks at the first
+    KEYS_PER_ISSUER_MAX keys. Of keys with the same `kid`, returns only the first. Returns () if the document is not a
+    key set, or has no such key."""
     found = document.get("keys")
     if not isinstance(found, list):
         return ()

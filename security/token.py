@@ -53,7 +53,7 @@ class PrincipalCache:
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
 
     def find(self, digest: bytes, now: float) -> Principal | None:
-        """Returns the principal with this digest; None if it is not in the cache, or has expired."""
+        """Returns the principal with this digest; None if it is not in the cache, or has expired at the time `now`."""
         principal, until = self._known.get(digest, (None, 0.0))
         if principal is None or (until and now >= until):
             return None
@@ -174,8 +174,8 @@ class ClaimRules:
 
 def verify_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
     """Verifies the signature of a token and returns its claims. Raises Unauthenticated if the token is malformed or too
-    long, or was not signed by the key with one of the algorithms. Does not check the claims: `verify_principal_claims`
-    does."""
+    long, or was not signed by the key with one of the algorithms; InvalidConfiguration if the packages of
+    `magnetar[security]` are missing. Does not check the claims: `verify_principal_claims` does."""
     jwt = _sized(token)
     options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
     try:
@@ -191,7 +191,8 @@ def verify_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[st
 
 def decode_unverified_token(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Decodes a token and returns its header and claims, without any check. Must be used only to choose the key that
-    verifies the token. Raises Unauthenticated if the text is not a token."""
+    verifies the token. Raises Unauthenticated if the text is not a token; InvalidConfiguration if the packages of
+    `magnetar[security]` are missing."""
     jwt = _sized(token)
     try:
         found = jwt.decode_complete(token, options={"verify_signature": False})
@@ -202,7 +203,7 @@ def decode_unverified_token(token: str) -> tuple[Mapping[str, Any], Mapping[str,
 
 def read_token_end_ms(token: str) -> int:
     """Returns when a token expires, in ms since the epoch, without verifying the token. Returns 0 if it never expires,
-    or if the text is not a token."""
+    or if the text is not a token. Raises InvalidConfiguration if the packages of `magnetar[security]` are missing."""
     try:
         return _time_ms(decode_unverified_token(token)[1], "exp") or 0
     except Unauthenticated:
@@ -284,7 +285,7 @@ def _role(claims: Mapping[str, Any], claim: str) -> str:
 
 def format_unverified_token(token: str) -> str:
     """Decodes a token and returns its header and claims as JSON text, without any check. Raises InvalidRequest if the
-    text is not a token."""
+    text is not a token; InvalidConfiguration if the packages of `magnetar[security]` are missing."""
     jwt = _jwt()
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
@@ -296,7 +297,8 @@ def format_unverified_token(token: str) -> str:
 def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
     """Creates a signed token for the role `subject` and returns it. The token has an id (jti), by which it can be
     revoked. It expires `lifetime_s` seconds after `now_ms` (ms since the epoch); None: never. `key`: a shared secret,
-    or a private key in PEM. Raises InvalidConfiguration if the key does not fit the algorithm."""
+    or a private key in PEM. Raises InvalidConfiguration if the key does not fit the algorithm, or if the packages of
+    `magnetar[security]` are missing."""
     claims: dict[str, Any] = {"sub": subject, "iat": now_ms // 1000, "jti": os.urandom(12).hex()}
     if lifetime_s is not None:
         claims["exp"] = int(now_ms / 1000 + lifetime_s)

@@ -34,7 +34,8 @@ class MagnetarDataSource(DataSource):
     def schema(self) -> StructType:
         """Returns the columns of the table. Asks the brokers for the topics' schemas with schema=registry. Raises
         InvalidConfiguration only for options that are wrong for both streams and batches: Spark does not say which of
-        them it plans."""
+        them it plans. With schema=registry also raises InvalidConfiguration if the schemas cannot be represented as
+        columns, and the errors of `QueryConnection`."""
         from ..proto.errors import InvalidConfiguration
 
         try:

@@ -132,8 +132,8 @@ def offset_to_json(
 
 def make_progress_report(index: IndexByPartition, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
     """Returns the progress report of a query at the offset `index`, as JSON: the offset of the end of the topics, and
-    under PROGRESS_KEY the lag in messages and bytes. Spark shows the report as `latestOffset` of its progress, because
-    a source in Python has no other metrics."""
+    under PROGRESS_KEY the lag in messages and bytes (estimated). Spark shows the report as `latestOffset` of its
+    progress, because a source in Python has no other metrics."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):

@@ -623,15 +623,15 @@ class QueryAccess:
 
     def client(self, **settings: Any) -> Client:
         """Returns a new asyncio client with these credentials; it connects when it is first used. `settings`: further
-        parameters of `Client`. The caller must close it."""
+        parameters of `Client`. The caller must close it. Raises the errors of `authentication`."""
         trust = self.trust or None
         return Client(
             self.url, self.authentication(), stats_interval_in_seconds=0, tls_trust_certs_file_path=trust, **settings
         )
 
     def admin(self, timeout_s: float) -> AdminClient:
-        """Returns a new admin client with these credentials, whose requests have the time-out `timeout_s`. The caller
-        must close it."""
+        """Returns a new admin client with these credentials, whose requests have a time-out of `timeout_s` seconds. The
+        caller must close it. Raises the errors of `authentication`."""
         return AdminClient(
             self.url, timeout_s=timeout_s, authentication=self.authentication(), tls_trust_certs_file_path=self.trust
         )

@@ -45,7 +45,8 @@ _OF_PROCESS: dict[tuple[int, str], QueryConnection] = {}
 def get_query_connection(options: SourceOptions) -> QueryConnection:
     """Returns the connection of this process for the query with these options. Makes a connection at the first call,
     and a new one if the content of a key or credential file has changed since. Closes connections of other queries that
-    read nothing, so that the process keeps at most CACHED_CONNECTIONS_MAX."""
+    read nothing, so that the process keeps at most CACHED_CONNECTIONS_MAX. Raises InvalidConfiguration or
+    OperationNotSupported if the credentials are not valid."""
     key, held = (os.getpid(), options.identity), digest_credential_sources(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.files_version != held:  # a key or a credential of its files is another one now

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def spark_session(builder: SparkSession.Builder | None = None) -> SparkSession:
-    """Returns a Spark session with format("magnetar"): the session that `builder` makes (default:
-    `SparkSession.builder`), or the one that is running.
+    """Returns a Spark session with format("magnetar"): the session that `builder` makes (None: `SparkSession.builder`),
+    or the one that is running.
 
         spark = magnetar.spark_session(SparkSession.builder.master("local[4]").appName("flights"))
 

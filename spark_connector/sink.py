@@ -21,9 +21,9 @@ among the headers; a partition that the topic lacks. Cases without an error: a n
 written as an empty text; of a header that appears twice the last one counts; a `value` or `key` of type string that is
 not UTF-8 is written as its bytes.
 
-**With `schema=registry`** the columns are the fields of the topic's newest schema, and the columns `METADATA` of
-decoding.py. The driver asks for the schema and compares the columns with it when the query starts; all tasks write by
-this schema, and their messages name its version.
+**With `schema=registry`** the columns are the fields of the topic's newest schema, and the columns `METADATA_COLUMNS`
+of decoding.py. The driver asks for the schema and compares the columns with it when the query starts; all tasks write
+by this schema, and their messages name its version.
 
 **Exactly once**: each attempt of a task writes in a transaction of its own, and one commit ends the transactions of a
 batch.
@@ -160,8 +160,8 @@ class BatchCommitter:
         """Commits the transactions of all tasks of a batch, and waits until the commit is durable. `messages`: the
         TaskReport of each task. `number`: the number that Spark gives the batch of a stream; None: a batch query.
         Raises TransactionAborted if a transaction is aborted, SinkFenced if another query writes to the sink,
-        OutcomeUnknown if no coordinator answers for OUTCOME_WAIT_S seconds. Then Spark ends the query, and runs the
-        batch again after a restart."""
+        OutcomeUnknown if no coordinator answers for OUTCOME_WAIT_S seconds, and the other errors of
+        `Client.commit_batch`. Then Spark ends the query, and runs the batch again after a restart."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.batch is not None]
         if self._options.once is None or not written:
             return
@@ -662,7 +662,8 @@ async def _schemas(options: SinkOptions, topic: str) -> list[TopicSchema]:
 
 def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
     """Returns the writer of a batch query. Asks the brokers for the topic's schema with schema=registry. Raises
-    InvalidConfiguration if the query overwrites, or for wrong options or columns."""
+    InvalidConfiguration if the query overwrites, or for wrong options or columns; with schema=registry also the errors
+    of `AdminClient.schemas`."""
     if overwrite:
         raise InvalidConfiguration("a topic cannot be overwritten; use mode('append'), or delete the topic first")
     return MagnetarWriter(*_plan(options, schema, streaming=False))
@@ -670,5 +671,6 @@ def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite:
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> MagnetarStreamWriter:
     """Returns the writer of a streaming query. `overwrite`: the query has the output mode `complete`. Asks the brokers
-    for the topic's schema with schema=registry. Raises InvalidConfiguration for wrong options or columns."""
+    for the topic's schema with schema=registry. Raises InvalidConfiguration for wrong options or columns; with
+    schema=registry also the errors of `AdminClient.schemas`."""
     return MagnetarStreamWriter(*_plan(options, schema, streaming=True, complete=overwrite))

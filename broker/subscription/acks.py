@@ -69,7 +69,7 @@ class SubscriptionAcks:
         """Acknowledges each of the entries as a whole, or only those of its messages that are named. Ignores entries
         that were trimmed. Raises TransactionConflict if an entry is pending in a transaction; all other entries are
         acknowledged nevertheless. Raises InvalidRequest if an entry is after the last entry of the log, or has no such
-        message; the entries before it are acknowledged."""
+        message; the entries before it are acknowledged. `member`: the consumer that sent it; None: the broker."""
         refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
@@ -136,7 +136,8 @@ class SubscriptionAcks:
     def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
         InvalidRequest if the bitmap cannot be parsed, or contains an entry after the last one; TransactionConflict if
-        an entry is pending in a transaction. All other entries are acknowledged nevertheless."""
+        an entry is pending in a transaction. All other entries are acknowledged nevertheless. `member`: the consumer
+        that sent it; None: the broker."""
         wanted = parse_entry_ids(entries)
         span = self._shape.find_span_of_ledger(ledger_id)
         last = span.last_entry if span is not None else -1
@@ -182,7 +183,8 @@ class SubscriptionAcks:
         """Acknowledges all messages up to and including the entry that `acked` names; if `acked` names messages of this
         entry, only up to and including the last of them. Does nothing if the entry was trimmed. Raises
         TransactionConflict if one of these messages is pending in a transaction; InvalidRequest if the entry is after
-        the last entry of the log, or has no such message. Nothing is acknowledged then."""
+        the last entry of the log, or has no such message. Nothing is acknowledged then. `member`: the consumer that
+        sent it; None: the broker."""
         if not self.check_cumulative_ack(acked):
             return
         position, bits = acked
@@ -269,7 +271,8 @@ class SubscriptionAcks:
     def split_cumulative_ack_into_steps(self, member: Member, mark: Position) -> Iterator[Position]:
         """Yields positions before `mark`, at distances of MARKED_ENTRIES_PER_SLICE outstanding entries. The caller must
         acknowledge cumulatively up to each of them before it takes the next, so that a large cumulative acknowledgement
-        is applied in steps. Yields nothing if the outstanding entries are few or not in log order."""
+        is applied in steps. Yields nothing if the outstanding entries are few or not in log order. Ends if the
+        acknowledgement of the last position was refused."""
         while len(member.outstanding) > MARKED_ENTRIES_PER_SLICE and not member.reordered:
             step = next(islice(member.outstanding, MARKED_ENTRIES_PER_SLICE, None))
             if step >= mark:
@@ -344,7 +347,8 @@ class TransactionalAcks(SubscriptionAcks):
     ) -> Iterator[None]:
         """Adds the acknowledgements of a request to `wanted`, and changes nothing else. Works in steps: the caller
         iterates, and may let other tasks run in between. Raises InvalidRequest if an acknowledged entry is after the
-        last entry of the log, or a set cannot be parsed; TransactionConflict if an entry was trimmed."""
+        last entry of the log or has no such message, or a set cannot be parsed; TransactionConflict if an entry was
+        trimmed."""
         entries = iter(entries)
         while some := list(islice(entries, ACKED_ENTRIES_PER_STEP)):
             for position, bits in some:
@@ -370,10 +374,11 @@ class TransactionalAcks(SubscriptionAcks):
         self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int, *,
         rest: bool = False,
     ) -> bool:  # fmt: skip
-        """Makes the acknowledgements `wanted` and the cumulative acknowledgement `cumulative` pending in the
-        transaction: all of them or none. Returns False if all of them were pending already. Raises TransactionConflict
-        or InvalidRequest if an acknowledgement is refused; BackPressure if the subscription then had more than
-        ENTRIES_MAX pending entries, or its cursor has more than `memory_bytes_max` bytes. Nothing is changed then.
+        """Makes the acknowledgements `wanted` and the cumulative acknowledgement `cumulative` (None: there is none)
+        pending in the transaction: all of them or none. Returns False if all of them were pending already. Raises
+        TransactionConflict or InvalidRequest if an acknowledgement is refused; BackPressure if the subscription then
+        had more than ENTRIES_MAX pending entries, or its cursor has more than `memory_bytes_max` bytes. Nothing is
+        changed then.
 
         `rest`: True for clients of Pulsar's protocol. Such a client acknowledges with a whole entry only the messages
         that are not acknowledged yet, and it never repeats a request.

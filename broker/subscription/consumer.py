@@ -76,7 +76,10 @@ class ConsumerOutlet(Protocol):
 
 
 class Consumer:
-    """A consumer that is connected to a subscription. `member`: its state in the dispatcher of the subscription."""
+    """A consumer that is connected to a subscription. `member`: its state in the dispatcher of the subscription;
+    `outlet`: where entries and events for it go; `instance`: identifies the client's consumer object over all its
+    connections, "" if the client names none; `client`: name and version of the client; `principal`: who it is
+    authenticated as; `since_ms`: when it was opened (ms since the epoch)."""
 
     __slots__ = (
         "activity", "address", "client", "instance", "member", "outlet", "principal", "properties", "since_ms",

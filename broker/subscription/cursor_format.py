@@ -97,8 +97,10 @@ class CursorChunkPlace(NamedTuple):
 
 class CursorPiece(NamedTuple):
     """One decoded entry of a cursor ledger. A chunk of the state is stored as one or more pieces, and so is a marker,
-    which ends a write: it contains the mark and the places of all valid chunks. `piece`: the number of this piece, from
-    0; `pieces`: how many the chunk or marker has."""
+    which ends a write: it contains the mark and the places of all valid chunks. `kind`: a CursorChunkKind, or
+    MARKER_KIND; `sequence`: the number of the write; `ledger_id`, `block`: which entries the chunk covers
+    (`CursorChunkKey`); `piece`: the number of this piece, from 0; `pieces`: how many the chunk or marker has; `body`:
+    its part of the content."""
 
     kind: int
     sequence: int

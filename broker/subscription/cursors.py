@@ -70,7 +70,8 @@ def cursor_path(topic: TopicName, subscription: str) -> str:
 def make_subscription_claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
     """Returns the changes of the metadata by which this broker claims the subscriptions that the topic's record names,
     at most CURSOR_CLAIMS_MAX of them. The caller commits them together with the claim of the topic, so that opening a
-    topic takes one commit instead of two. `DurableCursor.open` claims the other subscriptions."""
+    topic takes one commit instead of two. `DurableCursor.open` claims the other subscriptions. `claim`: the token of
+    this owner. A record that is missing or damaged stays as it is."""
     changes: list[NodeUpdate] = []
     for name in (record.subscriptions or ())[:CURSOR_CLAIMS_MAX]:
         path = cursor_path(topic, name)
@@ -165,7 +166,8 @@ class DurableCursor:
         commit: Callable[[NodeUpdate], Awaitable[object]],
     ) -> None:
         """Creates a subscription that has acknowledged everything up to `mark`. `commit`: the function that stores its
-        record. Raises AlreadyExists if the topic has a subscription of that name, and the errors of `commit`."""
+        record. Raises AlreadyExists if the topic has a subscription of that name; DataLost if the record of such a
+        subscription is damaged; and the errors of `commit`."""
         record = CursorRecord(
             mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
@@ -182,14 +184,16 @@ class DurableCursor:
 
     async def set_properties(self, properties: dict[str, str]) -> None:
         """Replaces all properties of the subscription, durably. Raises TopicFenced if another broker has claimed the
-        subscription; SubscriptionNotFound if the subscription is deleted; and the errors of the metadata."""
+        subscription; SubscriptionNotFound if the subscription is deleted; DataLost if its record is damaged; and the
+        errors of the metadata."""
         await self._change(lambda record: _changed(record, properties=dict(properties)))
 
     async def open(self, shape: LogShape) -> None:
         """Claims the record of the subscription, fences and recovers the cursor ledger, and reads the last complete
         state. If that state is damaged or lost, an earlier one is used, and the damage is logged. Raises
-        SubscriptionNotFound if there is no record; DataLost if the record is damaged; Unavailable if the bookies do not
-        answer; TopicFenced if another broker has claimed the topic; and the errors of the metadata.
+        SubscriptionNotFound if there is no record; DataLost if the record is damaged; NewerFormat if a later version of
+        Magnetar wrote the state; Unavailable if the bookies do not answer; OutcomeUnknown if the cursor ledger cannot
+        be closed; TopicFenced if another broker has claimed the topic; and the errors of the metadata.
 
         TopicFenced protects the next owner from a former owner that was suspended for a while. If the former owner
         claimed the subscription, it would adapt the state to its own older log, and drop later acknowledgements.
@@ -300,7 +304,8 @@ class DurableCursor:
     async def store_delay_bucket_changes(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
         """Adds the buckets `add` of delayed entries to the subscription's record, and removes those in the ledgers
         `remove`, durably. Raises TopicFenced if another broker has claimed the subscription; SubscriptionNotFound if it
-        is deleted; and the errors of the metadata. If the outcome is unknown, the caller may repeat the call."""
+        is deleted; DataLost if the record is damaged; and the errors of the metadata. If the outcome is unknown, the
+        caller may repeat the call."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
@@ -498,7 +503,8 @@ class DurableCursor:
     async def delete(self) -> None:
         """Deletes the subscription: its record first, then its ledgers. May be repeated if the outcome is unknown.
         Raises TopicFenced if another owner has claimed the subscription, or if the record belongs to a new subscription
-        of the same name; BadVersion if the record changes at the same moment; and the errors of the metadata."""
+        of the same name; BadVersion if the record changes at the same moment; DataLost if the record is damaged; and
+        the errors of the metadata."""
         self.abandon()
         if self._tasks is not None:
             await self._tasks.drain()

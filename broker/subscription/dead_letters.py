@@ -112,7 +112,8 @@ async def find_whole_message(
     """Returns all chunks of the large message to which the chunk `entry` belongs; None if the message will never be
     complete. Does not search the entries up to and including `mark`. `now_ms`: ms since the epoch. `budget`: counts the
     entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive
-    (the last one came less than INCOMPLETE_GIVEN_UP_MS ago), and the errors of reading the log."""
+    (the last one came less than INCOMPLETE_GIVEN_UP_MS ago), and the errors of reading the log; CorruptEntry if the
+    head of an entry cannot be parsed."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -137,7 +138,8 @@ async def find_whole_message(
 async def find_chunks_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
     """Returns the complete chunked messages of which some chunks are at or before `mark`, and some are after it.
     Searches only the messages of the entry at the mark, and of the entries after it that one read returns. A message
-    with a lost or missing chunk is not complete. Raises Unavailable if bookies do not answer."""
+    with a lost or missing chunk is not complete. Raises Unavailable if bookies do not answer; InvalidRequest if an
+    entry was trimmed meanwhile; CorruptEntry if the head of an entry cannot be parsed."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.has_visible_entry(mark) and shape.skipped_lost_range_end(mark) is None:
@@ -162,14 +164,14 @@ async def find_chunks_across_mark(log: ReadableLog, mark: Position) -> list[Mess
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
     """Returns the positions of the chunks after `mark` of those messages whose first chunks are at or before `mark`.
-    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole. Raises
-    Unavailable if bookies do not answer."""
+    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole. Raises the
+    errors of `find_chunks_across_mark`."""
     return [place for run in await find_chunks_across_mark(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, or, if `mark` is inside a chunked message, the position before this message. So a consumer that
-    seeks to `mark` receives all chunks of the message. Raises Unavailable if bookies do not answer."""
+    seeks to `mark` receives all chunks of the message. Raises the errors of `find_chunks_across_mark`."""
     return min(
         [mark, *(log.shape.position_before(run.places[0]) for run in await find_chunks_across_mark(log, mark))]
     )
@@ -330,8 +332,8 @@ class HeldBackEntries:
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def record_failure_reasons(self, failures: Mapping[Position, Failure]) -> None:
-        """Stores in memory why consumers gave entries back, by position. Keeps the last KEPT_FAILURES_MAX of them, for
-        entries that are not acknowledged. A new owner of the topic does not have them."""
+        """Stores in memory why consumers gave entries back, by position. If there are more than KEPT_FAILURES_MAX,
+        drops those of acknowledged entries, and then the oldest. A new owner of the topic does not have them."""
         kept = {position: each for position, each in self.failures.items() if position not in failures}
         kept |= {position: each.cut_long_texts() for position, each in failures.items()}
         if len(kept) > KEPT_FAILURES_MAX:

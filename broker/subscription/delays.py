@@ -261,16 +261,18 @@ class DelayedDelivery:
 
     def delay_until(self, position: Position, at_ms: int) -> None:
         """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: no consumer has got it yet.
-        Does nothing if that time has come, the policy forbids delays, or the index of delayed entries is full."""
+        Does nothing if that time has come, the policy forbids delays, or the index of delayed entries is full. Starts
+        to store a bucket if enough entries are in none."""
         if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
             self.core.add_entry(position, at_ms)
             if self.core.must_make_bucket:
                 self._seal()
 
     def release_due_entries(self, dispatcher: Dispatcher) -> int:
-        """Makes the due entries deliverable. Called before the pump assigns entries, if the subscription type delays
-        messages. Returns the time (ms since the epoch) up to which entries are due; TIME_AFTER_ALL_MS if the policy of
-        the topic forbids delays, so that all entries are due."""
+        """Makes the due entries deliverable, as far as no more than DUE_ENTRIES_WAITING_MAX then wait to be read. Also
+        starts to store, load and delete buckets where that is due. Called before the pump assigns entries, if the
+        subscription type delays messages. Returns the time (ms since the epoch) up to which entries are due;
+        TIME_AFTER_ALL_MS if the policy of the topic forbids delays, so that all entries are due."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_unused_ledgers:
             self._release_due(dispatcher, now_ms)

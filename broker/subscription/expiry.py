@@ -2,7 +2,7 @@
 delivered.
 
     expired = MessageExpirer(subscription)
-    expired.acknowledge(entries, now_ms)      before each `Dispatcher.assign_entries`
+    expired.acknowledge_expired_messages(entries, now_ms)      before each `Dispatcher.assign_entries`
 
 An entry is judged whenever it would be assigned: after a redelivery, a back-off, a seek or a wait for its key again,
 because time has passed. The time is that of the broker's ServerClock (runtime/clock.py), so a clock that jumps for less

@@ -19,9 +19,9 @@ Rules
   never acknowledge it. The SDK drops the rest itself (client/consume/deliveries.py).
 - The acknowledgements are kept in memory and written with the next write of the cursor. If they are lost, the entries
   are judged again, with the same result (proto/entry_filter.py). They are outside of any transaction.
-- After a seek all entries are judged again (`restart`), and after a change to a log of another form. What was filtered
-  is not brought back by another filter: it is acknowledged.
-- Judging ends with the slice of the pump, and after PUMP_ENTRIES_MAX entries. An entry that takes long to unfold
+- After a seek all entries are judged again (`restart_judging`), and after a change to a log of another form. What was
+  filtered is not brought back by another filter: it is acknowledged.
+- Judging ends with the slice of the pump, and after PUMPED_ENTRIES_MAX entries. An entry that takes long to unfold
   (broker/log/unfolding.py), the sooner the longer the filter is, is judged in a thread, and what follows it waits.
 
 A subscription without a filter has no such object, and the pump does nothing for it. Guarding tests:
@@ -122,8 +122,8 @@ class SubscriptionFilter:
     def ack_excluded_unread_entries(self, log: ReadableLog, position: Position) -> int | None:
         """Acknowledges, without reading them, the entries from `position` on that the key index of their ledger
         excludes. `position` is the next one to be read. Covers entries of one ledger that readers see by now. Returns
-        how many entries were acknowledged; None if the index must be read first, and then the pump is woken when it is
-        read."""
+        how many entries were acknowledged; 0 if no index excludes the entry at `position`; None if the index must be
+        read first, and then the pump is woken when it is read."""
         unread, shape = self._unread, log.shape
         if unread is None or log.is_compacted:
             return 0
@@ -146,8 +146,9 @@ class SubscriptionFilter:
         return acked
 
     def find_next_to_read(self, log: ReadableLog, position: Position) -> Position | None:
-        """Returns the first position at or after `position` that no key index excludes. Returns None if an index must
-        be read first, and then the pump is woken when it is read."""
+        """Returns the first position at or after `position` that no key index excludes; the position after the last
+        readable entry if all are excluded. Returns None if an index must be read first, and then the pump is woken when
+        it is read."""
         if self._unread is None or log.is_compacted:
             return position
         while log.shape.has_visible_entry(position):
@@ -159,7 +160,8 @@ class SubscriptionFilter:
 
     def find_last_to_read(self, log: ReadableLog, position: Position) -> int:
         """Returns the id of the last entry that a read from `position` on should return: the entry after it is
-        excluded, or in another ledger. Returns ENTRY_ID_MAX if no key index says so."""
+        excluded, or in another ledger; that of `position` itself if it is excluded. Returns ENTRY_ID_MAX if no key
+        index says so."""
         run = None if self._unread is None or log.is_compacted else self._unread.find_run_from(log.shape, position)
         if run is None:
             return ENTRY_ID_MAX
@@ -307,7 +309,7 @@ class SubscriptionFilter:
 # excludes.
 #
 #     unread = UnreadEntriesOfFilter(filter.root, topic.key_indexes, wake)
-#     run = unread.find_run(log.shape, position)       None: the index is being read, and `wake` is called after it
+#     run = unread.find_run_from(log.shape, position)       None: the index is being read, and `wake` is called after it
 #
 # A *run* is consecutive blocks of one ledger (broker/log/key_index_core.py) that may all have a wanted message, or that
 # all have none. The filter acknowledges a run that has none, without reading it. The read-ahead reads
@@ -321,7 +323,7 @@ class SubscriptionFilter:
 # - One look-up at a time, of one ledger: it reads the directory and a page for each text of the filter. It ends after
 #   INDEX_LOOK_UP_TIMEOUT_S, or with an error: then the ledger is read.
 # - What was found holds for ever, because a sealed ledger does not change. That of the last CACHED_LEDGERS_MAX ledgers
-# is kept.
+#   is kept.
 #
 # Guarding tests: tests/broker/subscription/test_unread.py.
 

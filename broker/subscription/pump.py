@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 # A delivery charges the limits of unacknowledged messages with what the entry's head declares (core/dispatch.py): to
 # look inside would be work for each message. A consumer that cannot read the entry may never acknowledge it; it would
 # be blocked, and so would the next one that gets it. So at the moment when a limit is reached, the entries that take
-# more than a DOUBTED_SIZE_DIVISOR of it are parsed, in a thread where that takes long. What is malformed is discarded:
-# acknowledged by the broker, and logged. Only bytes that are intact are judged, and what is encrypted or a chunk is
-# left to its consumers. Many small numbers charge no more than entries of that size would that a consumer does not
-# acknowledge. Guarding tests: tests/client/consume/test_malformed.py.
+# more than 1 / DOUBTED_SIZE_DIVISOR of it are parsed, in a thread where that takes long. What is malformed is
+# discarded: acknowledged by the broker, and logged. Only bytes that are intact are judged, and what is encrypted or a
+# chunk is left to its consumers. Many small numbers charge no more than entries of that size would that a consumer does
+# not acknowledge. Guarding tests: tests/client/consume/test_malformed.py.
 
 
 DOUBTED_SIZE_DIVISOR = 16
@@ -65,7 +65,8 @@ when the limit is reached."""
 
 def find_oversized_entries(member: Member, limits: DispatchLimits) -> list[Position]:
     """Returns the entries outstanding at the consumer that contain too many messages: more than 1 /
-    DOUBTED_SIZE_DIVISOR of the smallest of the limits that are set; at least 2 messages."""
+    DOUBTED_SIZE_DIVISOR of the smallest limit that is set, and at least 2 messages. If no limit is set, returns all
+    entries of at least 2 messages."""
     share = max(1, min((each for each in limits if each), default=0) // DOUBTED_SIZE_DIVISOR)
     return [position for position, messages in member.outstanding.items() if messages > share]
 
@@ -143,15 +144,17 @@ class RedeliveryReturnQueue:
 
     def add_entries_of_aborted_acks(self, positions: Iterator[Position]) -> None:
         """Queues entries whose acknowledgements were aborted with their transaction, to be delivered again. Each counts
-        as redelivered. The entries must not be outstanding or pending."""
+        as redelivered. The entries must not be outstanding or pending. Gives back the first RETURNED_ENTRIES_PER_SLICE
+        of the queue at once."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
         self.return_next_entries()
 
     def add_batches_of_aborted_acks(self, batches: Iterable[Position]) -> None:
-        """Gives back batches of which an aborted transaction had acknowledged some messages. Each batch counts as
-        redelivered, even if other messages of it are outstanding at a consumer."""
+        """Counts a redelivery of each batch of which an aborted transaction had acknowledged some messages. Gives a
+        batch back if it is outstanding at a consumer, which may hold other messages of it; other batches are not
+        queued."""
         for position in batches:
             holder = self._dispatcher.find_consumer_of_entry(position)
             if holder is not None:

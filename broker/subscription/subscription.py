@@ -184,7 +184,7 @@ class Subscription:
 
     def restart_with_log(self, log: ReadableLog) -> None:
         """Replaces the log from which entries are delivered. Delivery starts again after the cursor's mark. No consumer
-        may be connected."""
+        may be connected. Acknowledges the entries that compaction has removed; the filter judges all entries again."""
         self.log = log
         self.pump.restart_with_log(log)
         self.cursor.rebase(log.shape)
@@ -197,7 +197,8 @@ class Subscription:
 
     def switch_log(self, log: ReadableLog) -> None:
         """Replaces the log from which entries are delivered, without the consumers noticing. Up to the last entry that
-        consumers may get, both logs must have the same entries."""
+        consumers may get, both logs must have the same entries. Then moves the mark past hidden entries and runs the
+        delivery, as `on_transaction_outcomes_known` does."""
         self.log = log
         self.pump.switch_log(log)
         self.cursor.rebase(log.shape)
@@ -253,9 +254,10 @@ class Subscription:
             self._filter_anew()
 
     def check_filter(self, asked: str) -> None:
-        """Checks the filter that a consumer asks for, before it joins; empty: it takes the one of the subscription.
-        Raises ConsumerBusy if the subscription has another filter. A subscription that is not durable takes over the
-        filter of its first consumer; its consumers then filter by themselves."""
+        """Checks the filter `asked` (its text) that a consumer asks for, before it joins. On a durable subscription an
+        empty text means the filter of the subscription. A subscription that is not durable has no filter: it only
+        stores the text of its first consumer, the others must ask for the same one, and its consumers filter by
+        themselves. Raises ConsumerBusy if the subscription has another filter, or none."""
         own = self.filter_text
         if self.store is None:
             if not self.consumers:
@@ -381,8 +383,9 @@ class Subscription:
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
         """Acknowledges each of the entries as a whole, or only those of its messages that are named. Ignores entries
         that were trimmed. Raises InvalidRequest if an entry is after the last entry of the log, or has no such message;
-        TransactionConflict if an entry is pending in a transaction (all other entries are acknowledged
-        nevertheless)."""
+        TransactionConflict if an entry is pending in a transaction (all other entries are acknowledged nevertheless).
+        After InvalidRequest only the entries before the refused one are acknowledged. `consumer`: who acknowledges;
+        None: an operator or the broker."""
         try:
             self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
@@ -391,7 +394,8 @@ class Subscription:
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
         InvalidRequest if the bitmap cannot be parsed, or contains an entry after the last one; TransactionConflict if
-        an entry is pending in a transaction (all other entries are acknowledged nevertheless)."""
+        an entry is pending in a transaction (all other entries are acknowledged nevertheless). `consumer`: who
+        acknowledges; None: an operator or the broker."""
         before = self.cursor.version
         try:
             self.acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
@@ -400,16 +404,17 @@ class Subscription:
                 self._acked(consumer)
 
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
-        """Acknowledges all messages up to and including the entry that `acked` names. Raises NotAllowed if several
-        consumers may share the subscription; TransactionConflict if one of these messages is pending in a transaction;
-        InvalidRequest if the entry is after the last entry of the log, or has no such message. If it raises, nothing is
-        acknowledged."""
+        """Acknowledges all messages up to and including the entry that `acked` names. Does nothing if that entry was
+        trimmed. Raises NotAllowed if several consumers may share the subscription; TransactionConflict if one of these
+        messages is pending in a transaction; InvalidRequest if the entry is after the last entry of the log, or has no
+        such message. If it raises, nothing is acknowledged. `consumer`: who acknowledges; None: an operator or the
+        broker."""
         self.check_cumulative_ack(consumer, acked)
         self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
 
     def check_cumulative_ack(self, consumer: Consumer | None, acked: AckedEntry) -> bool:
-        """Returns False if `ack_cumulative` acknowledges nothing, because the entry was trimmed. Raises what
+        """Returns False if `ack_cumulative` acknowledges nothing, because the entry was trimmed; else True. Raises what
         `ack_cumulative` raises for the same arguments. Changes nothing."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
@@ -418,7 +423,8 @@ class Subscription:
         return self.acks.check_cumulative_ack(acked)
 
     def set_commit_note(self, note: bytes) -> None:
-        """Replaces the note of the last commit. It is stored with the next write of the cursor."""
+        """Replaces the note of the last commit: the bytes that the committing program gives with its position. The note
+        is stored with the next write of the cursor."""
         self.cursor.set_commit_note(note)
         if self.store is not None:
             self.store.schedule_write()
@@ -426,7 +432,7 @@ class Subscription:
     def skip_up_to(self, mark: Position, messages: int = 0) -> None:
         """Acknowledges all messages up to and including `mark`, and the first `messages` messages of the entry after
         it, because they have expired, exceed the backlog quota, or are skipped by an operator. Messages that are
-        acknowledged in an open transaction stay pending."""
+        acknowledged in an open transaction stay pending. They are stored with the next write of the cursor."""
         if mark.entry_id >= 0:
             self.acks.skip_up_to(mark)
         if messages:
@@ -464,9 +470,10 @@ class Subscription:
         self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Makes the acknowledgements `wanted` and `cumulative` pending in the transaction, in one step: the messages
-        are acknowledged if the transaction commits. A repeated call changes nothing. The topic must have joined the
-        transaction, in the same turn of the event loop. `rest`: see `TransactionalAcks.add_pending_acks`.
+        """Makes the acknowledgements `wanted` and `cumulative` (None: there is none) pending in the transaction, in one
+        step: the messages are acknowledged if the transaction commits. A repeated call changes nothing. The topic must
+        have joined the transaction, in the same turn of the event loop. `rest`: see
+        `TransactionalAcks.add_pending_acks`.
 
         Raises NotAllowed if the subscription is not durable, or if `cumulative` is given and several consumers may
         share the subscription; TransactionConflict, InvalidRequest or BackPressure as
@@ -551,7 +558,8 @@ class Subscription:
     ) -> None:
         """Requeues outstanding entries of the consumer, to deliver them again. `positions`: which entries; None: all
         entries that are outstanding at this consumer. Ignores entries that are not outstanding at this consumer.
-        `counted`: adds 1 to the redelivery count of each entry."""
+        `counted`: adds 1 to the redelivery count of each entry. After a call with None the consumer may acknowledge
+        cumulatively in transactions again (`Member.must_restart`)."""
         if positions is None:
             consumer.member.must_restart = False
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
@@ -562,7 +570,8 @@ class Subscription:
 
     def call_when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
         """Calls the function `tell` once, possibly before this method returns. `tell` gets None when everything that
-        was acknowledged before this call is durable, and an error if that is not known."""
+        was acknowledged before this call is durable, and an error if that is not known, as
+        `DurableCursor.call_when_durable` passes it."""
         if self.store is not None:
             self.store.call_when_durable(tell)
         else:
@@ -586,8 +595,8 @@ class Subscription:
         entry. The new position is durable when this method returns. Raises the errors of `wait_durable`; then it is
         unknown which position is stored.
 
-        The caller must hold `seek_lock`. Disconnects all consumers except `keep`: their outstanding entries are not
-        valid any more.
+        The caller must hold `seek_lock`. Disconnects all consumers except `keep` (None: all of them): their outstanding
+        entries are not valid any more.
         """
         assert self.seek_lock.locked(), "one after the other"
         why = Unavailable(f"the subscription {self.name!r} was moved; subscribe again", moved=True)

@@ -142,7 +142,8 @@ class TopicAdmission:
     ) -> None:
         """Raises BackPressure if a consumer subscribes too often. Each pair of host and consumer `name` has a token
         bucket; without a name, the consumer's instance replaces it. Each permitted call takes one token from the
-        bucket; a call fails if the bucket has less than one token. `now`: monotonic seconds."""
+        bucket; a call fails if the bucket has less than one token. `now`: monotonic seconds. If the policy sets no
+        rate, permits every call."""
         rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
         if not rate:
             self._buckets.clear()
@@ -213,11 +214,13 @@ def must_roll_ledger(
 ) -> bool:  # fmt: skip
     """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted later. That is so if
     the last ledger is at least as old as the retention time; or if nothing was written to it for `idle_s` seconds, and
-    no holder needs it. Returns False if the last ledger has no entry, or if the retention is unlimited.
+    no holder needs it. A last ledger that is closed is replaced only if it is idle and retention would delete it.
+    Without durable subscriptions only the age counts, against `unread`. Returns False if the last ledger has no entry,
+    or is open and its retention is unlimited.
 
     `holders`: which part of the log each holder no longer needs; `quiet_s`: for how many seconds nothing was written to
-    the last ledger; `age_s`: its age in seconds; `now_ms`: the wall clock. `unread`: the retention for a topic without
-    durable subscriptions, NO_RETENTION if it has one.
+    the last ledger; `age_s`: its age in seconds; `now_ms`: the wall clock (ms since the epoch). `unread`: the retention
+    for a topic without durable subscriptions, NO_RETENTION if it has one.
     """
     if shape.last_position.entry_id < 0 or shape.tail_span.last_entry < 0:
         return False
@@ -280,7 +283,9 @@ def is_topic_inactive(
 ) -> bool:
     """Returns True if the policy counts the topic as inactive; never if `inactive_s` of the policy is 0. `users`: the
     number of its producers and consumers; `subscriptions`: the number of its durable subscriptions; `backlog`: True if
-    one of these has unacknowledged messages; `unused_s`: for how many seconds the topic had no user."""
+    one of these has unacknowledged messages; `unused_s`: for how many seconds the topic had no user. In the mode
+    `delete_when_no_subscriptions` a topic with a durable subscription is not inactive; in the other mode one with
+    unacknowledged messages is not."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:
         return False
     if applied.inactive_mode == "delete_when_no_subscriptions":

@@ -232,7 +232,7 @@ class Deduplication:
     async def open(self, applied: AppliedPolicies) -> None:
         """Loads the stored state, and turns deduplication on or off as the policy says. Must be called after the log
         was taken over, and before anything is published. Waits for bookies and the metadata, and raises their errors
-        (such as Unavailable)."""
+        (such as Unavailable); NewerFormat if a later version of Magnetar wrote the snapshot."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last_position
         self._snapshot_s = applied.dedup_snapshot_s
@@ -570,7 +570,7 @@ async def replay_log_for_dedup_and_transactions(
 ) -> None:
     """Reads the entries of the log after the older of the two stored states, and passes each to transactions and to
     deduplication. Then calls `finish_replay` of both. Must be called after both were opened, and before anything is
-    published. Raises the errors of reading the log."""
+    published. Raises the errors of reading the log; CorruptEntry if the header of an entry cannot be parsed."""
     starts = [each for each in (dedup.replay_start_position, transactions.replay_start_position) if each is not None]
     if starts:
         shape = log.shape

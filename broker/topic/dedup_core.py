@@ -26,7 +26,7 @@ Rules
 - **Gaps.** The sequence ids of an aborted transaction are not in the log, though later ids of its producer may be.
   Those ids are *gaps* of the producer: an entry with them is NEW, until a stored entry has them. The gaps of a producer
   take at most SEQUENCE_GAP_BYTES_MAX bytes; the lowest ones are dropped first, and count as persisted then. No entry in
-  a transaction may span more than SPAN_MAX ids, because each id is recorded.
+  a transaction may span more than SEQUENCE_SPAN_MAX ids (broker/log/log_queue_core.py), because each id is recorded.
 - The chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their numbers; the id is persisted
   with the last chunk. So a chunk is NEW only if it is the first, or the chunk before it is stored or in flight: the log
   has all of a message whose id is persisted. Chunks with another uuid are another attempt at the message, by a producer
@@ -477,8 +477,8 @@ class DedupCore:
 
     # ------------------------------------------------------------------ entries of transactions
     def judge_by_stored_entries(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry, judged by stored entries only. Unlike `judge`, does not count the entry as
-        in flight."""
+        """Returns the verdict on an entry, judged by stored entries only. Unlike `judge_duplicate`, does not count the
+        entry as in flight."""
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NO_PROGRESS), self._pushed.get(name)

@@ -2,9 +2,9 @@
 broker/log/log_shape_core.py.
 
     maintenance = TopicMaintenance(topic, …)
-    await maintenance.run_due_work()          all that is due, in the order of `MAINTENANCE_STEPS`; called by the
-    broker's upkeep task maintenance.must_pause_producers()   True: producers get no credit, because the backlog quota
-    is exceeded maintenance.why_publish_refused()    the error that a publish gets for that reason; None: it is accepted
+    await maintenance.run_due_work()        does all that is due, in the order of `MAINTENANCE_STEPS`
+    maintenance.must_pause_producers()      True: producers get no credit, because the backlog quota is exceeded
+    maintenance.why_publish_refused()       the error that a publish gets for that reason; None: it is accepted
 
 Order: expired messages are acknowledged first, so that the quota counts only the others, and trimming deletes the
 ledgers that both have released. Expiry (A15) checks no message one by one: it finds the first entry that arrived after
@@ -82,7 +82,7 @@ class TopicMaintenance:
 
     def on_topic_used(self) -> None:
         """Called when a producer or a consumer opens the topic. The topic counts as used at this time, even if the
-        client leaves again before `is_topic_inactive` is called."""
+        client leaves again before `is_inactive` is called."""
         self._unused_since = self._world.clock.monotonic()
 
     def is_inactive(self) -> bool:
@@ -252,7 +252,8 @@ class TopicMaintenance:
             part.run_due_work(self._topic.applied)
 
     async def roll_ledger(self) -> None:
-        """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one."""
+        """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one. Raises
+        the errors of `TopicLog.roll_ledger`."""
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
@@ -265,13 +266,13 @@ class TopicMaintenance:
             await log.roll_ledger()
 
     async def trim_ledgers(self) -> None:
-        """Deletes the ledgers of the topic that no holder needs."""
+        """Deletes the ledgers of the topic that no holder needs. Raises the errors of `Topic.trim_ledgers`."""
         await self._topic.trim_ledgers()
 
     async def delete_idle_subscriptions(self) -> None:
-        """Deletes the durable subscriptions that were unused for as long as the policy allows (0: for any time). A
-        subscription is used while it has a consumer, or acknowledgements of an open transaction: a commit must find
-        these. Raises the errors of `SubscriptionRegistry.unsubscribe`."""
+        """Deletes the durable subscriptions that were unused for at least `subscription_expiration_s` seconds, which
+        the policy sets; 0: deletes none. A subscription is used while it has a consumer, or acknowledgements of an open
+        transaction: a commit must find these. Raises the errors of `SubscriptionRegistry.unsubscribe`."""
         limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
         unused = (each for each in self._durable() if not each.consumers and not each.pending_transactions)
         names = {each.name for each in unused} if limit_s else set()

@@ -238,8 +238,8 @@ class NonPersistentLog:
         self, *, together: Sequence[NodeUpdate] = (), within: bool = False,
         decide: Callable[[TopicRecord], Mapping[str, object]] | None = None, **fields: object,
     ) -> None:  # fmt: skip
-        """Sets fields of the topic's record in memory. Stores nothing: the values are lost when the topic is
-        unloaded."""
+        """Sets fields of the topic's record in memory. Stores nothing: the values are lost when the topic is unloaded.
+        `decide`: returns further fields, from the present record. Ignores `together`."""
         further = {} if decide is None else decide(self.record)
         self.record = structs.replace(self.record, **fields, **further)
 

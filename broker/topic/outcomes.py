@@ -4,8 +4,7 @@ the topic's owner.
 A write stores the parts that have changed, and then a marker with the position, the open transactions and a row for
 each valid part. The write counts when the marker is stored. Rules
 - A write begins `OUTCOME_STORE_DELAY_S` after an outcome, or when `OUTCOMES_PER_WRITE_MAX` outcomes wait; one write at
-a time, with all
-  outcomes that wait. `wait_durable` returns after a write that has all outcomes from before the call.
+  a time, with all outcomes that wait. `wait_durable` returns after a write that has all outcomes from before the call.
 - A load replays the headers of the log after the position of the last write, and asks the coordinators for outcomes
   that the write does not have. So the log may be longer than the position of the write by any number of entries.
 - The log after the position of the last *stored* write is not trimmed (`position`).
@@ -32,12 +31,10 @@ OUTCOMES_PIECE_BYTES_MAX:
 
 Numbers before the body are big-endian; the version is that of proto/versions.py. `entries` are entry ids as a portable
 roaring bitmap (of an open transaction {ledger: bitmap}); `indexes` and `starts` are indexes of messages, as 64-bit
-ones.
-`sequence` is the number of the write, and grows by one with each; a row of `parts` has the number of the write that
-stored the part, so that an entry in the wrong place is detected. The checksum covers the 20 bytes before it and the
-body. A reader goes back from the end to the last marker all of whose parts can be read. Decoding raises
-DamagedTransactionOutcomes for damage.
-Guarding test: tests/broker/topic/test_transactions_format.py.
+ones. `sequence` is the number of the write, and grows by one with each; a row of `parts` has the number of the write
+that stored the part, so that an entry in the wrong place is detected. The checksum covers the 20 bytes before it and
+the body. A reader goes back from the end to the last marker all of whose parts can be read. Decoding raises
+DamagedTransactionOutcomes for damage. Guarding test: tests/broker/topic/test_transactions_format.py.
 """
 
 from __future__ import annotations
@@ -101,8 +98,8 @@ class OutcomesPartPlace(NamedTuple):
 
 class OutcomesPiece(NamedTuple):
     """One decoded entry of an outcomes ledger. A part, and a marker, is stored as one or more pieces. `kind`:
-    MARKER_KIND or PART; `sequence`: the number of the write; `piece`: the number of this piece, from 0, of `pieces`
-    pieces."""
+    MARKER_KIND or PART_KIND; `sequence`: the number of the write; `piece`: the number of this piece, from 0, of
+    `pieces` pieces."""
 
     kind: int
     sequence: int
@@ -301,7 +298,8 @@ class TransactionOutcomesLedger:
         """Returns the last stored snapshot of the topic's transactions. `place`: the outcomes ledger that the topic's
         record names. If the ledger has no readable snapshot, returns an empty one at the start of the log. If any part
         of the ledger cannot be read, `lost_to` of the snapshot is the end of the log. The log must be taken over
-        before. Raises the errors of `SnapshotLedger.recover_state`."""
+        before. Raises the errors of `SnapshotLedger.recover_state`. Raises NewerFormat if a later version of Magnetar
+        wrote the ledger."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:

@@ -46,7 +46,7 @@ NO_SEQUENCE_ID = -1
 
 class PublishOutcomePort(Protocol):
     """The port through which a topic's producer reports the outcomes of its entries to its connection. No method may
-    wait or raise."""
+    wait or raise. `sequence_id`: the first sequence id of the entry."""
 
     def on_duplicate(self, sequence_id: int) -> None:
         """Called when the entry is a duplicate of an entry that is stored already. The position of the stored entry is
@@ -72,8 +72,8 @@ class PublishOutcomeAndBytesPort(PublishOutcomePort, Protocol):
     """A PublishOutcomePort to which a producer also reports how many bytes are no longer in flight."""
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
-        """Called when the entry is stored at `position`, so that its `size` bytes are no longer in flight. `index`: the
-        index of the entry's last message."""
+        """Called when the entry is stored at `position`, so that its `size` bytes are no longer in flight.
+        `sequence_id`: its first sequence id; `index`: the index of its last message."""
         ...
 
     def on_bytes_freed(self, size: int) -> None:

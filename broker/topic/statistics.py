@@ -87,7 +87,7 @@ class TopicStatistics:
 
     def rates(self) -> TrafficRates:
         """Returns the traffic per second since the rates were last computed. If that was less than a second ago,
-        returns the same rates again."""
+        returns the same rates again. Within the first second after the topic was loaded, all rates are 0."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:

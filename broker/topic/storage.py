@@ -57,13 +57,13 @@ class TopicStorage(Protocol):
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         """Opens the stored subscriptions of a topic and returns them. The log must be taken over before. `shape`: the
         shape of the topic's compacted form, because the mark of a subscription may be a position that only this form
-        contains."""
+        contains. Raises the errors of `DurableCursor.open`, and of the metadata."""
 
     async def create_subscription(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         """Creates a subscription that has acknowledged everything up to `mark` (None: up to the end of the topic).
-        Returns the subscription."""
+        Returns the subscription. Raises the errors of `DurableCursor.create`."""
 
     def make_nondurable_subscription(
         self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
@@ -172,8 +172,8 @@ def _find_stored_filter(topic: TopicName, store: DurableCursor) -> Filter | None
 #   true elsewhere (the checkpoint of a Spark query, a database). Its own program or an operator ends it.
 # - One that is being committed is waited for: it counts, and its messages go with the topic.
 # - **A coordinator that does not answer** refuses the deletion: an outcome is never guessed. The topic is as before;
-# transactions may have been aborted. The error is not one that clients try again by themselves: ANSWER_TIMEOUT_S have
-# passed.
+#   transactions may have been aborted. The error is not one that clients try again by themselves: ANSWER_TIMEOUT_S have
+#   passed.
 #
 # Order, in Topic.delete: no transaction joins any more → all are asked → the open ones are aborted → the topic ends.
 # Guards: tests/broker/topic/test_deletion.py.

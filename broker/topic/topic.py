@@ -223,7 +223,9 @@ class Topic:
         `create()` first, which creates it.
 
         Raises TopicNotFound if the topic does not exist and `create` is None; NotOwner if another broker took it over
-        first; DataLost if a ledger is lost; Unavailable if bookies or the metadata do not answer.
+        first; DataLost if a ledger is lost; Unavailable if bookies or the metadata do not answer; and the errors of
+        `create`, of opening the parts and of `SubscriptionRegistry.open`. After an error the topic has ended at this
+        broker.
         """
         try:
             await self.log.open(create)
@@ -361,7 +363,8 @@ class Topic:
     async def truncate_topic(self) -> None:
         """Empties the compacted form, and acknowledges all messages for each durable subscription, durably. Then
         deletes all ledgers except the one that is being written, as far as no other holder needs them. Raises Busy
-        while a compaction is running, and the errors of `Compaction.truncate`; a repeated call goes on."""
+        while a compaction is running, and the errors of `TopicLog.roll_ledger`, `Compaction.truncate`, `skip_messages`
+        and `trim_ledgers`. After an error the call may be repeated; it continues."""
         self.compaction.check_not_running()
         await self.log.roll_ledger()
         await self.compaction.truncate(self.applied)
@@ -381,7 +384,7 @@ class Topic:
 
     def retention_without_subscriptions(self) -> Retention:
         """Returns for how long, and up to which size, messages are retained while the topic has no durable
-        subscription. Returns no retention if the topic has a durable subscription or is compacted, because then the
+        subscription. Returns NO_RETENTION if the topic has a durable subscription or is compacted, because then the
         messages stay for another reason."""
         durable = any(each.is_durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:
@@ -478,8 +481,8 @@ class Topic:
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
-        """Unloads the topic in order, and returns when its log and cursors are closed. Its clients get `error`. Without
-        `error` they get NotOwner, after which they look up the new owner. Idempotent."""
+        """Unloads the topic in order, and returns when its log and cursors are closed. Its clients get `error`. If
+        `error` is None, they get NotOwner, after which they look up the new owner. Idempotent."""
         async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await run_to_end(self._close(error or unloaded))
@@ -552,8 +555,9 @@ class Topic:
 
         `abort`: first aborts the open transactions (storage.py). `inactive`: deletes the topic only if it is still
         inactive, even with `force`. Raises Busy if the topic is in use and `force` is False; TransactionsOpen if a
-        transaction is left, or a coordinator does not answer; NotOwner if another call has deleted the topic; and the
-        errors of `SubscriptionRegistry.unsubscribe`. After Busy and TransactionsOpen the topic is served as before.
+        transaction is left, or a coordinator does not answer; NotOwner if the topic has ended at this broker, as after
+        another call has deleted it; and the errors of `SubscriptionRegistry.unsubscribe`. After Busy and
+        TransactionsOpen the topic is served as before.
         """
         if self._deleting is None:
             self._deleting = asyncio.Lock()
@@ -716,7 +720,7 @@ class SubscriptionRegistry:
 
     async def open(self) -> None:
         """Opens the stored subscriptions, and creates those again whose records were lost. The log must be taken over
-        before. Raises the errors of the methods of TopicStorage."""
+        before. Raises the errors of `TopicStorage.open_subscriptions` and `TopicStorage.create_subscription`."""
         topic = self._topic
         for subscription in await self._storage.open_subscriptions(topic, topic.compaction.shape):
             self.add_subscription(subscription)
@@ -865,7 +869,7 @@ class SubscriptionRegistry:
 
     async def end_nondurable_subscription(self, subscription: Subscription) -> None:
         """Ends a non-durable subscription and removes it from the topic. Does nothing while it has a consumer, or if it
-        is durable."""
+        is durable. Raises the errors of `Subscription.close`."""
         if subscription.is_durable or subscription.consumers:
             return
         if self._by_name.get(subscription.name) is subscription:
@@ -875,8 +879,8 @@ class SubscriptionRegistry:
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Deletes the subscription `name`, durably; its consumers are disconnected with SubscriptionNotFound. Raises
         Busy if consumers are connected and `force` is False; SubscriptionNotFound if the topic has no such
-        subscription. Raises the errors of `Log.commit_fields` and `DurableCursor.delete`; the subscription is ended
-        here then, and may come back with the next load of the topic. The call may be repeated."""
+        subscription. Raises the errors of `Log.commit_fields` and `DurableCursor.delete`: then the subscription has
+        ended at this broker, may exist again after the next load of the topic, and the call may be repeated."""
         async with self.changing:
             if name in self._deleting:
                 await run_to_end(self._delete(name))
@@ -903,9 +907,10 @@ class SubscriptionRegistry:
         del self._deleting[name]
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
-        """Replaces all properties of a durable subscription, durably. A dead-letter policy or a filter in the
-        properties applies from now on. Raises InvalidRequest if the properties are too large, or if the dead-letter
-        policy or the filter is invalid; Busy if the filter changes and consumers are connected; and the errors of
+        """Replaces all properties of a durable subscription, durably. A dead-letter policy, a filter or limits of keys
+        in the properties apply from now on; consumers that cannot go on with new limits are disconnected. Raises
+        InvalidRequest if the properties are too large, or if the dead-letter policy, the filter or the limits of keys
+        are invalid; Busy if the filter changes and consumers are connected; and the errors of
         `DurableCursor.set_properties`."""
         check_properties(properties)
         check_fair_properties(properties)

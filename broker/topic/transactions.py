@@ -175,8 +175,8 @@ class TopicTransactions:
     # ------------------------------------------------------------------ opening
     async def open(self, applied: AppliedPolicies) -> None:
         """Loads the stored state of the transactions, if the topic's record says that there is such a state. After this
-        call `add_replayed_entry` must be called for each later entry of a transaction in the log. Raises Unavailable if
-        bookies do not answer."""
+        call `add_replayed_entry` must be called for each later entry of a transaction in the log. Raises the errors of
+        `TransactionOutcomesLedger.recover`, such as Unavailable."""
         place = self._log.record.transactions
         if place is None:
             return
@@ -250,7 +250,8 @@ class TopicTransactions:
     ) -> None:
         """Calls the function `then` once, in a later turn of the event loop. Its argument is None when the event
         `awaited` has happened, so that the waiting entry can be published; else it is the error with which the entry is
-        refused."""
+        refused. If the event is the end of a transaction and the topic ends at this broker before, `then` is never
+        called."""
         if awaited.end:
             self.call_when_ended(awaited.txn, then)
             return
@@ -260,7 +261,8 @@ class TopicTransactions:
 
     async def store_transactions_flag(self) -> TopicTransactionsCore:
         """Stores in the topic's record that the topic has transactions, unless the record says so already. Must be
-        called before its first transaction. Returns the state of the topic's transactions."""
+        called before its first transaction. Returns the state of the topic's transactions. Raises the errors of
+        `Log.commit_fields`."""
         async with self._here.seeing:
             core = self.core
             if core is None:
@@ -327,7 +329,8 @@ class TopicTransactions:
         return self.core.last_sequence_id(name) if self.core is not None and self.core.known else -1
 
     async def wait_idle(self, name: str) -> None:
-        """Waits until no entry of the producer is in flight in a transaction, or the topic has ended at this broker."""
+        """Waits until no entry of the producer is in flight in a transaction. Raises NotOwner if the topic ends at this
+        broker before; returns at once if it has ended already."""
         core = self.core
         while core is not None and not self.ended and not core.is_idle(name):
             txn = next(txn for txn, each in core.known.items() if name in each.numbers and each.numbers[name].in_flight)
@@ -343,7 +346,7 @@ class TopicTransactions:
         """Applies the outcomes of transactions at this topic, and waits until they are stored durably. Idempotent.
         Returns one value for each settlement: None if its outcome is stored; NotOwner if another broker owns the topic
         or may own it (the coordinator must look up the owner); TimedOut if the outcome was not stored within
-        `timeout_s` seconds."""
+        `timeout_s` seconds; else the error of a write that failed for good."""
         runs: list[asyncio.Future[None]] = []
         for first in range(0, len(settlements), TRANSACTIONS_SETTLED_AT_ONCE):
             if first:
@@ -394,7 +397,8 @@ class TopicTransactions:
     async def decide_forgotten_transactions(self, *, committed: bool | None) -> list[ForgottenTransaction]:
         """Asks the coordinators about the transactions whose outcomes the topic may have lost, and returns those whose
         outcomes are forgotten there, too. `committed`: ends these transactions at this topic, as committed or aborted,
-        and returns when that is durable; None: ends nothing. Raises NotOwner if the topic has ended at this broker."""
+        and returns when that is durable; None: ends nothing. Raises NotOwner if the topic has ended at this broker, and
+        the error of a write that failed for good."""
         core = self.core
         if core is None or not core.perhaps_forgotten_transaction_ids:
             return []

@@ -177,7 +177,9 @@ class AbortedEntriesOfLedger(NamedTuple):
 
 
 class TxnSnapshot(NamedTuple):
-    """The stored state of a topic's transactions, after all entries up to `position` and before all later entries."""
+    """The stored state of a topic's transactions, after all entries up to `position` and before all later entries.
+    `open`: the transactions that have not ended; `aborted`: by ledger of the log, its entries that are in aborted
+    transactions."""
 
     position: Position
     open: tuple[OpenTxnInSnapshot, ...] = ()
@@ -185,8 +187,8 @@ class TxnSnapshot(NamedTuple):
     ended: tuple[TxnId, ...] = ()
     """Transactions that had ended while entries of them were in flight: their entries after `position` are aborted."""
     lost_to: Position = NO_POSITION
-    """Of transactions with an entry up to this position, outcomes that were stored may be lost; NO_POSITION: none
-    is."""
+    """A transaction with an entry up to this position may have an outcome that was stored and is lost. NO_POSITION: no
+    outcome is lost."""
 
 
 class TxnEndEffect(NamedTuple):
@@ -413,7 +415,8 @@ class TopicTransactionsCore:
         size: int,
     ) -> None:  # fmt: skip
         """Adds an entry of a transaction, while the log is being replayed. Its position must be after all entries that
-        are known already. The entry is hidden until the outcome of its transaction is known."""
+        are known already. The entry is hidden until the outcome of its transaction is known; it is aborted if its
+        transaction had ended before the loaded snapshot."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:
@@ -597,7 +600,7 @@ class TopicTransactionsCore:
         return name not in self._flying
 
     def count_entries_in_flight(self, txn: TxnId) -> int:
-        """Returns the number of entries of the transaction that are in flight."""
+        """Returns the number of entries of the transaction that are in flight; 0 if it is not known."""
         found = self.known.get(txn)
         return found.in_flight if found is not None else 0
 

@@ -55,7 +55,8 @@ class SharedTransactionTasks:
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
         """Starts a run of the async function `work`, and returns a future for its outcome. Until the run has ended,
-        `runs` maps each transaction in `txns` to this future."""
+        `runs` maps each transaction in `txns` to this future. After this broker has stopped serving the topic, starts
+        nothing: the future has failed with NotOwner."""
         if self.is_over:
             return self.make_failed_not_owner_future()
         future: asyncio.Future[None] = self._loop.create_future()
@@ -360,8 +361,9 @@ class TransactionJoins:
             await asyncio.shield(self.start_join(txn, owner))
 
     def start_join(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
-        """Returns the future of a join for the role `owner`. Starts the join, unless a join for the same transaction
-        and role is in progress."""
+        """Returns the future of a join for the role `owner` (None: it may write in every transaction). Starts the join,
+        unless a join for the same transaction and role is in progress. After the topic has ended at this broker, the
+        future has failed with NotOwner."""
         key = txn, owner
         return self._under_way.get(key) or self._runs.start(self._under_way, [key], lambda: self._join(txn, owner))
 

@@ -9,7 +9,8 @@ and again when it is durable. Names and sinks belong to a role (state_core.py). 
 seconds is removed, and so is a sink without a begin or a batch for `sink_idle_s`. Holder numbers only grow, so none is
 given twice. Idle times are recorded at a hand-over, and IDLE_RECORDS_PER_PERIOD times per `name_idle_s` or
 `sink_idle_s`; the next owner continues from the recorded time. Guards:
-tests/broker/transaction/test_names_and_sinks.py. """
+tests/broker/transaction/test_names_and_sinks.py.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ BEGIN_RECORD_BYTES_MAX = 4 << 20
 
 class TransactionEndDecider:
     """Decides requests of topics to join a transaction, and requests to commit, prepare or abort one. A transaction is
-    *in doubt* while a record about it is being written: requests about it then wait."""
+    *in doubt* while a record about it is being written: requests about it then wait. In all methods `now` is in
+    monotonic seconds."""
 
     def __init__(self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider) -> None:
         self._table = table
@@ -96,9 +98,9 @@ class TransactionEndDecider:
     def join_transaction(self, intent: JoinTransaction, now: float) -> TxnState | ForgottenOutcome:
         """Makes the topic that `intent` names a participant of the transaction, and returns the state of the
         transaction. If the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the
-        transaction is prepared; InvalidRequest if it has its maximum of topics, or another role began it;
-        IntentQueuedUntilDurable while it is in doubt. If the transaction has an outcome, only returns that; a
-        ForgottenOutcome if the outcome was discarded."""
+        transaction is prepared; InvalidRequest if it has its maximum of topics, or another role began it; the errors of
+        `OutcomeDecider.find_transaction`; IntentQueuedUntilDurable while it is in doubt. If the transaction has an
+        outcome, only returns that; a ForgottenOutcome if the outcome was discarded."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
@@ -118,7 +120,7 @@ class TransactionEndDecider:
     def join_transaction_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Makes the topic a participant of the transaction, and returns True. Returns False if that is not possible
         now: then the caller must send the intent JoinTransaction, which waits while the transaction is in doubt, or is
-        refused with a reason."""
+        refused with a reason. `owner`: the role that writes in the transaction; None: the topic itself asks."""
         if self._decisions.has_ended:
             return False
         try:
@@ -134,7 +136,8 @@ class TransactionEndDecider:
     def end_transaction(self, intent: EndTransaction, now: float) -> None:
         """Commits, prepares or aborts the transaction that `intent` names. The intent is answered when the outcome is
         durable; an abort of an open transaction at once. Raises InvalidRequest, TransactionAborted, TransactionFenced
-        or TransactionForgotten if the transaction cannot be ended so; IntentQueuedUntilDurable while it is in doubt."""
+        or TransactionForgotten if the transaction cannot be ended so; the errors of `OutcomeDecider.find_transaction`;
+        IntentQueuedUntilDurable while it is in doubt."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction):
             self._end_live(found, intent, now)
@@ -208,8 +211,8 @@ class TransactionEndDecider:
     # ------------------------------------------------------------------ of an administrator
     def abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
         """Aborts the transaction that `intent` names, because an administrator asks for that. Answers the intent with
-        the state of the transaction, when it is durable. Raises TransactionForgotten if the outcome was discarded;
-        IntentQueuedUntilDurable while the transaction is in doubt."""
+        the state of the transaction, when it is durable. Raises TransactionForgotten if the outcome was discarded; the
+        errors of `OutcomeDecider.find_transaction`; IntentQueuedUntilDurable while the transaction is in doubt."""
         if intent.txn in self._table.unused:
             self._outcomes.abort_or_void_id(intent.txn, AbortReason.ADMIN, now)
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
@@ -226,7 +229,8 @@ class TransactionEndDecider:
     def abort_if_open(self, intent: AbortIfOpen, now: float) -> None:
         """Aborts the transaction that `intent` names, if it is open; not if it is prepared. Answers the intent with a
         TransactionRow that describes the transaction afterwards. Raises IntentQueuedUntilDurable while the transaction
-        is in doubt; InvalidRequest if the id was never given."""
+        is in doubt; and the errors of `OutcomeDecider.find_transaction`, such as InvalidRequest for an id that was
+        never given."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction) and found.phase is TransactionPhase.OPEN:
             self._outcomes.abort_transaction(found, AbortReason.DELETED, now)
@@ -263,7 +267,7 @@ def _is_to_wait(ending: UnsettledTransaction, intent: EndTransaction) -> bool:
 
 class SinkBatchDecider:
     """Decides the requests to commit batches of a sink (the writer of a query). Each numbered batch of a sink is
-    committed at most once."""
+    committed at most once. In all methods `now` is in monotonic seconds."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider,
@@ -280,8 +284,8 @@ class SinkBatchDecider:
 
     def has_committed_batch(self, intent: BeginTransactions | CommitSinkBatch, tag: SinkBatchTag, now: float) -> bool:
         """Returns True if the sink has committed the batch `tag` already. Raises InvalidRequest if the number of the
-        batch is negative; BackPressure if there are too many sinks; SinkFenced if another query writes the sink;
-        IntentQueuedUntilDurable while another batch of the sink is being committed."""
+        batch is negative; BackPressure if there are too many sinks; SinkFenced if another query writes the sink and
+        `intent.adopt` is False; IntentQueuedUntilDurable while another batch of the sink is being committed."""
         owner, limits = intent.owner, self._table.limits
         if tag.batch < 0:
             raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
@@ -311,9 +315,9 @@ class SinkBatchDecider:
         """Commits the transactions that `intent` names, all of them or none. If the intent names a sink, they are a
         batch of this sink. Answers the intent with True if the sink had committed the batch before; else with False,
         when the commit is durable. Raises TransactionEnded if some of the transactions are committed already; the
-        errors of `has_committed_batch`; InvalidRequest if a name is too long or the batch too large;
-        IntentQueuedUntilDurable if the decision waits for a record; else the reason why a transaction cannot be
-        committed."""
+        errors of `has_committed_batch` and of `OutcomeDecider.find_transaction`; InvalidRequest if a name is too long
+        or the batch too large; IntentQueuedUntilDurable if the decision waits for a record; else the reason why a
+        transaction cannot be committed."""
         sink = None
         if intent.sink_id:
             tag = SinkBatchTag(intent.sink_id, intent.query_id, intent.batch)
@@ -381,7 +385,8 @@ IDLE_RECORDS_PER_PERIOD = 24
 
 
 class TransactionBeginDecider:
-    """Decides the requests to begin transactions. Also removes the names and the sinks that were idle for too long."""
+    """Decides the requests to begin transactions. Also removes the names and the sinks that were idle for too long. In
+    all methods `now` is in monotonic seconds."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, outcomes: OutcomeDecider,
@@ -522,9 +527,9 @@ class TransactionBeginDecider:
     def make_idle_time_records(
         self, now: float, changing: Collection[OwnerAndName] = ()
     ) -> Iterator[AnyCoordinatorRecord]:
-        """Yields records that store for how long names and sinks have been idle, except for those in `changing`. Only
-        if the stored time differs from the actual time by at least 1 / IDLE_RECORDS_PER_PERIOD of the longest allowed
-        idle time."""
+        """Yields records that store for how long names and sinks have been idle. Leaves out those in `changing`, and
+        those whose stored time differs from the actual time by less than 1 / IDLE_RECORDS_PER_PERIOD of the longest
+        allowed idle time."""
         limits = self._table.limits
         for (owner, name), each in self._table.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

@@ -21,7 +21,8 @@ messages.
 
 Each half message is published by its own task, HALVES_PUBLISHED_AT_ONCE at a time, within PUBLISH_TIMEOUT_S, which is
 the timeout of its transaction. If the end of the epoch cancels a publish, the next epoch aborts its transaction.
-Guards: tests/client/transactions/test_halves.py. """
+Guards: tests/client/transactions/test_halves.py.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +241,8 @@ class RunningCoordinator:
     ) -> RunningCoordinator:  # fmt: skip
         """Takes the coordinator of `log` over, starts it, and returns it. Raises CoordinatorFenced if another broker
         took it over first; DataLost if its ledger is lost or damaged; and the other errors of
-        `CoordinatorLog.take_over`."""
+        `CoordinatorLog.take_over`. `close_s`: for how many seconds `close` may take; `on_over`: a function that is
+        called when the coordinator has ended."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
@@ -258,10 +260,11 @@ class RunningCoordinator:
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
         tag: SinkBatchTag | None = None, adopt: bool = False, address: str = "",
     ) -> BeginAnswer:  # fmt: skip
-        """Begins up to `count` transactions for the role `owner`, and returns their ids. Raises BackPressure if there
-        are too many open transactions; InvalidRequest if an argument is invalid; SinkFenced if another query writes the
-        sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`; Unavailable if the
-        coordinator has no ids left."""
+        """Begins up to `count` transactions for the role `owner`, and returns their ids; none if the sink of `tag`
+        (None: no sink) has committed the batch already. The arguments are explained at `BeginTransactions`. Raises
+        BackPressure if there are too many open transactions; InvalidRequest if an argument is invalid; SinkFenced if
+        another query writes the sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`;
+        Unavailable if the coordinator has no ids left."""
         found = await self._ask(
             lambda to: BeginTransactions(to, owner, count, timeout_s, name, holder, tag, adopt, address)
         )
@@ -282,7 +285,7 @@ class RunningCoordinator:
     def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Makes the topic a participant, as `join_transaction` does, but without waiting, and returns True. Returns
         False if that is not possible now: then the caller must call `join_transaction`, which waits or raises the
-        reason."""
+        reason. `owner`: as in `join_transaction`."""
         return self.core.ends.join_transaction_nowait(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
@@ -296,7 +299,7 @@ class RunningCoordinator:
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
         """Ends a transaction, as `end_transaction` does, but does not wait: the answer (a TxnState or an error) is
-        passed to the object `to` later."""
+        passed to the object `to`, perhaps before this method returns. The arguments are those of `end_transaction`."""
         intent = EndTransaction(to, txn.least, verb, owner, participants, prepared_s, visible)
         self._do(self.core.receive(intent, self._clock.monotonic()))
 
@@ -322,11 +325,12 @@ class RunningCoordinator:
         *,
         adopt: bool = False,
     ) -> bool:
-        """Commits the transactions `txns`, all of them or none, durably; with `tag`, as a batch of a sink. Returns True
-        if the sink has committed this batch before; then this call commits nothing. `adopt`: this query may take the
-        sink over from another one; else raises SinkFenced if another query writes it. Raises TransactionEnded if only
-        some of them are committed already; TransactionAborted or TransactionForgotten if one cannot commit;
-        InvalidRequest if an id, a name or the batch is invalid; BackPressure if there are too many sinks."""
+        """Commits the transactions `txns`, all of them or none, durably; with `tag`, as a batch of a sink (None: they
+        belong to no sink). Returns True if the sink has committed this batch before; then this call commits nothing.
+        `adopt`: this query may take the sink over from another one; else raises SinkFenced if another query writes it.
+        Raises TransactionEnded if only some of them are committed already; TransactionAborted, TransactionFenced or
+        TransactionForgotten if one cannot commit; InvalidRequest if an id, a name or the batch is invalid; BackPressure
+        if there are too many sinks."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitSinkBatch(to, owner, least, *sink, adopt))
@@ -334,8 +338,9 @@ class RunningCoordinator:
         return found
 
     async def get_status(self, txn: TxnId, owner: str | None = None) -> TxnState:
-        """Returns the state of a transaction. `owner`: the role that asks; None: an operator asks. Raises
-        InvalidRequest if the id was never given to a client, or another role began the transaction."""
+        """Returns the state of a transaction or a half message. `owner`: the role that asks; None: an operator asks.
+        Raises InvalidRequest if the id was never given to a client, or another role began the transaction;
+        TransactionForgotten if its outcome was discarded."""
         return await self._state(lambda to: GetTransactionStatus(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
@@ -367,8 +372,9 @@ class RunningCoordinator:
         self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
     ) -> TxnState:
         """Stores a half message. Returns PREPARED; if the same half message was stored before, its outcome if it has
-        one. Raises BackPressure if there are too many half messages; InvalidRequest if a limit is exceeded;
-        TransactionAborted if the id `half` cannot be used any more."""
+        one. Raises BackPressure if there are too many half messages; InvalidRequest if a limit is exceeded, the id was
+        never given to a client, or another role prepared it; TransactionAborted if the id `half` cannot be used any
+        more."""
         return await self._state(
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
@@ -378,13 +384,15 @@ class RunningCoordinator:
     ) -> TxnState:
         """Commits a half message, rolls it back, or answers its check number `check`, as `verb` says. Returns the
         outcome of the half message, or PREPARED if it has none yet. Raises HalfParked, TransactionAborted,
-        TransactionEnded, TransactionForgotten, or the error because of which the messages cannot be published."""
+        TransactionEnded, TransactionForgotten, InvalidRequest if the id was never given to a client or another role
+        prepared it, or the error because of which the messages cannot be published."""
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfMessageChangeVerb) -> None:
         """Changes the state of a half message for an operator, as `verb` says, and waits until the change is durable.
-        Raises NotFound if the half message is not known; TransactionEnded if it has the opposite outcome; or the error
-        because of which its messages cannot be published."""
+        Raises NotFound if the half message is not known; TransactionEnded if it has the opposite outcome;
+        InvalidRequest if the id was never given to a client; or the error because of which its messages cannot be
+        published."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskAboutHalfMessage, None]:
@@ -400,8 +408,8 @@ class RunningCoordinator:
                 self._do(self.core.decisions.take_effects())
 
     def list_halves(self, half: TxnId | None, group: str, limit: int) -> list[HalfMessageRow]:
-        """Returns descriptions of up to `limit` open half messages, the oldest first: only of `half` if it is given;
-        else of the group `group`, or of all groups if that is empty."""
+        """Returns descriptions of up to `limit` open half messages, the oldest first: only of `half` if that is not
+        None; else of the group `group`, or of all groups if that is empty."""
         now = self._clock.monotonic()
         return self.core.halves.list_half_message_rows(now, half.least if half is not None else None, group, limit)
 
@@ -420,8 +428,8 @@ class RunningCoordinator:
         self._do(self.core.decisions.take_effects())
 
     def list_transactions(self, txn: TxnId | None, limit: int) -> list[TransactionRow]:
-        """Returns descriptions of up to `limit` transactions that are not settled, the oldest first. If `txn` is given,
-        describes only this transaction; [] if its id was not used."""
+        """Returns descriptions of up to `limit` transactions that are not settled, the oldest first. If `txn` is not
+        None, describes only this transaction; [] if its id was not used."""
         return self.core.table.transaction_rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
@@ -439,8 +447,8 @@ class RunningCoordinator:
         return {reason.name.lower(): self.core.table.counters.aborted.get(reason, 0) for reason in AbortReason}
 
     def duration_histogram(self) -> tuple[Sequence[int], float]:
-        """Returns the histogram of how long transactions were open: the counts for the upper bounds LASTED_S (seconds)
-        and for longer times, and the sum in seconds."""
+        """Returns the histogram of how long transactions were open: the counts for the upper bounds DURATION_BOUNDS_S
+        (seconds) and for longer times, and the sum in seconds."""
         return self.core.table.counters.durations, self.core.table.counters.durations_sum_s
 
     @property

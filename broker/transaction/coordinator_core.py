@@ -102,7 +102,7 @@ HANDOVER_RECORD_ITEMS_MAX = 500
 
 class TransactionCoordinatorCore:
     """The core of a transaction coordinator, in one epoch. `state`: the state that was read from the coordinator's
-    ledger. From then on only this object applies records to `state`."""
+    ledger. From then on only this object applies records to `state`. In all methods `now` is in monotonic seconds."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class TransactionCoordinatorCore:
         self.decisions.append_decision(make_commit_record({txn: found}, half=half, owner=live.owned.owner), None)
 
     def abort_transaction_for_half_message(self, txn: int, now: float) -> None:
-        """Aborts the transaction if it is open."""
+        """Aborts the transaction if it is open; else does nothing."""
         live = self.table.live.get(txn)
         if live is not None and live.phase is TransactionPhase.OPEN:
             self.outcomes.abort_transaction(live, AbortReason.FAILED, now)

@@ -118,7 +118,7 @@ class TransactionCoordinators:
     # ------------------------------------------------------------------ finding
     async def ensure_coordinator_count(self) -> int:
         """Returns the number of coordinators of the cluster. The first call in the cluster stores the number, which
-        never changes after that."""
+        never changes after that. Raises the errors of the metadata."""
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(
@@ -131,13 +131,13 @@ class TransactionCoordinators:
 
     async def read_coordinator_count(self) -> int:
         """Returns the number of coordinators of the cluster, or the number in this broker's settings if none is stored.
-        Stores nothing."""
+        Stores nothing. Raises the errors of the metadata."""
         fixed = await get_record(self._metadata, paths.TRANSACTION_SETTINGS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
     async def read_coordinator_owners(self) -> list[str]:
         """Returns, for each coordinator by number, the name of the broker that owns it; "" if no broker does. Changes
-        nothing."""
+        nothing. Raises the errors of the metadata."""
         found = []
         for number in range(await self.read_coordinator_count()):
             owner = await get_record(self._metadata, owner_record_path(number), OwnerRecord)
@@ -146,7 +146,7 @@ class TransactionCoordinators:
 
     async def has_been_loaded(self, number: int) -> bool:
         """Returns True if any broker has ever loaded the coordinator with this number. Changes nothing. Raises NotFound
-        if there is no coordinator with this number."""
+        if there is no coordinator with this number. Also raises the errors of the metadata."""
         count = await self.read_coordinator_count()
         if number >= count:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
@@ -155,7 +155,7 @@ class TransactionCoordinators:
     async def find_owner(self, number: int) -> BrokerRecord:
         """Returns the broker that owns the coordinator. If no broker owns it, makes this broker the owner. Raises
         NotFound if there is no coordinator with this number; Unavailable if this broker must not become the owner of
-        coordinators now."""
+        coordinators now; and the errors of `Ownership.find_owner_by_path`."""
         await self._check_number(number)
         if number in self._loaded:
             return self._ownership.me
@@ -278,7 +278,8 @@ class TransactionCoordinators:
     # ------------------------------------------------------------------ upkeep
     async def load_unowned_coordinators(self) -> None:
         """Loads the coordinators that no broker owns, except those that had nothing left to do when they were closed.
-        Only logs the errors of single coordinators. Called regularly by the broker."""
+        Only logs the errors of single coordinators. Called regularly by the broker. Raises the errors of the metadata
+        if the coordinators cannot be listed."""
         if not self._is_settled() or self._closed:
             return
         for number in paths.parse_coordinators(await self._metadata.children(paths.COORDINATORS)):
@@ -302,7 +303,7 @@ class TransactionCoordinators:
 
     async def abandon_coordinators_taken_over(self) -> None:
         """Called when a new metadata session begins. Stops at once those coordinators that another broker took over
-        while this broker had no session."""
+        while this broker had no session. Raises the errors of the metadata."""
         for running in list(self._loaded.values()):
             if not self._ownership.is_owned(owner_record_path(running.number)) or not await running.is_owner():
                 await running.abandon_epoch(NotOwner(f"coordinator {running.number} was taken over; look it up again"))

@@ -16,7 +16,7 @@ Rules (docs/transactions.md, Half messages)
   that record leaves an aborted transaction and an undecided half message. The first decision moves it out of the phases
   in which it may be decided.
 - **Doubt.** In a phase of `DECIDING_PHASES` no intent about the half message is answered: intents wait in
-`waiting_intents`.
+  `waiting_intents`.
 - **Roles.** A role that did not prepare a half message gets the answer for an id that was never given, whatever its
   state is. One role may use only a share of the bytes and of the members (`ROLE_SHARE_DIVISOR`).
 - **Check-back.** `check_after_s` seconds after a half message was stored, one member of its group and role is asked;
@@ -137,7 +137,8 @@ class IntentQueuedUntilDurable(Exception):
 
 
 class OpenHalfMessage(msgspec.Struct):
-    """A half message without an outcome: its stored record, its phase, and the state of its checks."""
+    """A half message without an outcome: its stored record, its phase, and the state of its checks. All times are
+    monotonic seconds."""
 
     record: HalfMessageStored
     age_counted_from: float  # its age is counted from here
@@ -178,7 +179,7 @@ class HalfMessageGroup(msgspec.Struct):
 class HalfMessageCore:
     """Decides about the half messages of one coordinator: when they are stored, checked, published or rolled back.
     `counters`: how many were prepared, committed, rolled back and parked, and how many checks were sent, since the
-    take-over."""
+    take-over. In all methods `now` is in monotonic seconds."""
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ class HalfMessageCore:
     def receive(self, intent: HalfMessageIntent, now: float) -> None:
         """Decides about an intent on a half message: store it, end it, change it, or join a group that answers checks.
         The answer is an effect of the coordinator, now or when the decision is durable. Raises IntentQueuedUntilDurable
-        while an earlier decision is being written; else the error with which the intent is refused."""
+        while an earlier decision is being written; else a MagnetarError: the reason why the intent is refused."""
         match intent:
             case PrepareHalf():
                 self._prepare(intent, now)
@@ -402,9 +403,9 @@ class HalfMessageCore:
         self._coordinator.decisions.effects.append(PublishHalfMessage(half.record.half, half.txn, half.record.messages))
 
     def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
-        """Called when the messages of the half message are published in the transaction `txn`. Commits this
-        transaction, and with it the half message. `listed`: the topics, each with the number and the last position of
-        its entries."""
+        """Called when the messages of the half message are published in the transaction `txn`. Decides to commit this
+        transaction, and with it the half message; aborts the transaction if the half message is not published in it any
+        more. `listed`: the topics, each with the number and the last position of its entries."""
         found = self._halves.get(half)
         if found is None or found.phase is not UndecidedHalfPhase.PUBLISHING or found.txn != txn:
             self._coordinator.abort_transaction_for_half_message(txn, now)
@@ -707,8 +708,8 @@ class HalfMessageCore:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def list_half_message_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfMessageRow]:
-        """Returns descriptions of up to `limit` half messages, the oldest first. `half`: only this half message; else,
-        if `group` is not empty, only those of this group."""
+        """Returns descriptions of up to `limit` half messages, the oldest first. `half`: only this half message, [] if
+        it is not open; None: all, or, if `group` is not empty, only those of this group."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:

@@ -62,7 +62,8 @@ class BeginTransactions(msgspec.Struct, frozen=True):
 
 class JoinTransaction(msgspec.Struct, frozen=True):
     """Intent: make `topic` a participant of the transaction. If `topic` is empty, only start the timeout of the
-    transaction. `owner`: the role that writes in the transaction; None: the topic itself asks."""
+    transaction. The answer is a TxnState, or a ForgottenOutcome. `owner`: the role that writes in the transaction;
+    None: the topic itself asks."""
 
     request: object
     txn: int
@@ -99,8 +100,8 @@ class CommitSinkBatch(msgspec.Struct, frozen=True):
 
 
 class GetTransactionStatus(msgspec.Struct, frozen=True):
-    """Intent: return the state of a transaction or a half message. `owner`: the role that asks; None: an operator
-    asks."""
+    """Intent: return the state of a transaction or a half message. The answer is a TxnState. `owner`: the role that
+    asks; None: an operator asks."""
 
     request: object
     txn: int
@@ -125,7 +126,7 @@ class AbortIfOpen(msgspec.Struct, frozen=True):
 
 class RemoveParticipant(msgspec.Struct, frozen=True):
     """Intent: remove a topic that cannot store the outcome of the transaction, so that the transaction no longer waits
-    for it."""
+    for it. The answer is None."""
 
     request: object
     txn: int
@@ -178,7 +179,7 @@ class EndHalf(msgspec.Struct, frozen=True):
 
 
 class ChangeHalf(msgspec.Struct, frozen=True):
-    """Intent: change a half message on behalf of an operator."""
+    """Intent: change a half message on behalf of an operator. The answer is None."""
 
     request: object
     half: int
@@ -187,7 +188,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 class WatchHalves(msgspec.Struct, frozen=True):
     """Intent: add a process as a member of the group. Checks of half messages are sent to the member until
-    `HalfMessageCore.remove_member` is called."""
+    `HalfMessageCore.remove_member` is called. The answer is None."""
 
     request: object
     member: object
@@ -225,7 +226,8 @@ class BeginAnswer(NamedTuple):
 class TransactionRow(NamedTuple):
     """A description of a transaction for administrators. `age_s`: the seconds since its first use; `left_s`: the
     seconds until its deadline; `waiting`: its participants; after its end, only those that have not stored the outcome;
-    `reason`: why it was aborted, "" if it was not; `address`: of the client that began it."""
+    `reason`: why it was aborted, "" if it was not; `address`: of the client that began it; `timeout_s`: for how many
+    seconds it may stay open, 0 if that is not known."""
 
     txn: int
     state: TxnState
@@ -321,7 +323,7 @@ class HalfMessageLimits(msgspec.Struct, frozen=True):
     UNKNOWN, or `open_s` seconds without a decision. `retention_s`: seconds for which outcomes are kept."""
 
     group_max: int = 10_000  # open ones of a group
-    bytes_max: int = 64 << 20  # of the messages of all that are open; a role has ROLE_SHARE of it
+    bytes_max: int = 64 << 20  # of the messages of all that are open; a role has 1 / ROLE_SHARE_DIVISOR of it
     check_after_s: float = 10.0
     pause_s: float = 30.0  # between two checks; it doubles …
     pause_s_max: float = 600.0  # … up to this
@@ -335,7 +337,8 @@ class CoordinatorLimits(msgspec.Struct, frozen=True):
     """The limits of a transaction coordinator: of its transactions, names, sinks and half messages. `timeout_s`,
     `timeout_s_max`: after how many seconds an open transaction is aborted, by default and at most. `lease_s`: seconds
     in which a leased id must be used. `retention_s`: seconds for which outcomes are kept after all participants have
-    stored them."""
+    stored them. `prepared_s_max`: for how many seconds a transaction may stay prepared; `name_idle_s`, `sink_idle_s`:
+    after how many seconds without use a name or a sink is removed."""
 
     open_max: int = 100_000
     open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
@@ -390,8 +393,8 @@ class HalfMessagePhase(enum.IntEnum):
 
 class HalfMessageRow(NamedTuple):
     """A description of a half message for administrators. `age_s`: its age in seconds; `unknown`: how many checks were
-    answered UNKNOWN; `members`: the number of connected members of its group; `reason`: why it is parked, or its last
-    failure; "" if there is none."""
+    answered UNKNOWN; `members`: the number of connected members of its group; `size_bytes`: of its messages; `reason`:
+    why it is parked, or its last failure; "" if there is none."""
 
     half: int
     phase: HalfMessagePhase

@@ -75,8 +75,8 @@ from .state_core import CoordinatorState
 COORDINATOR_MAGIC = b"MX"
 SNAPSHOT_KIND, SNAPSHOT_END_KIND, RECORDS_KIND = 1, 2, 3
 ENTRY_BYTES_TARGET = 1 << 20
-"""Bytes of an entry, which ends after the record that reaches them; a record is at most RECORD_BYTES_MAX of the core.
-"""
+"""Bytes of an entry, which ends after the record that reaches them; a record has at most about BEGIN_RECORD_BYTES_MAX
+(broker/transaction/begins_core.py)."""
 
 _HEAD = struct.Struct(">2sBBI")
 _CRC = struct.Struct(">I")
@@ -340,9 +340,10 @@ class CoordinatorLog:
         self, records: Sequence[AnyCoordinatorRecord], state: CoordinatorState, failed: MagnetarError | None = None
     ) -> None:
         """Appends the records, and returns when they are durable. Retries in a new ledger for `give_up_s` seconds.
-        `state`: the state before these records; `failed`: the error of an earlier append of the same records. If this
-        call raises, it is not known whether the records are durable. Raises LedgerFenced or CoordinatorFenced if
-        another broker owns the coordinator, and the last other error when `give_up_s` has passed."""
+        `state`: the state before these records; `failed`: the error of an earlier append of the same records (None:
+        there was none). If this call raises, it is not known whether the records are durable. Raises LedgerFenced or
+        CoordinatorFenced if another broker owns the coordinator, and the last other error when `give_up_s` has
+        passed."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:

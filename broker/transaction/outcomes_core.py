@@ -61,7 +61,8 @@ class PendingDecisions:
 
     # ------------------------------------------------------------------ records
     def append_decision(self, record: AnyCoordinatorRecord, intent: CoordinatorIntent | None = None) -> None:
-        """Adds a record to the next append. When the record is durable, the coordinator answers `intent`."""
+        """Adds a record to the next append. When the record is durable, the coordinator answers `intent` (None: nothing
+        is to be answered)."""
         self.gathered.append(PendingDecision(record, intent))
 
     def defer_record(self, record: AnyCoordinatorRecord) -> None:
@@ -109,7 +110,7 @@ class PendingDecisions:
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Removes the collected effects and returns them. The driver must also call this method after it has called a
-        method of `halves`."""
+        method of `HalfMessageCore`."""
         effects, self.effects = self.effects, []
         return effects
 
@@ -121,7 +122,8 @@ class PendingDecisions:
 
 class OutcomeDecider:
     """Finds transactions by id, and gives them their outcomes. The first use of an id opens a transaction; a commit or
-    an abort ends it; then its outcome is sent to each participant until all have stored it."""
+    an abort ends it; then its outcome is sent to each participant until all have stored it. In all methods `now` is in
+    monotonic seconds."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, receive: Callable[[CoordinatorIntent, float], None]
@@ -149,7 +151,8 @@ class OutcomeDecider:
     ) -> LiveTransaction | UnsettledTransaction | TxnState:
         """Returns the transaction with this id, if it is live or unsettled, else its state. If the id is leased and was
         not used yet, opens the transaction. Raises NotOwner if the id belongs to a later epoch; InvalidRequest if the
-        id was never given to a client, or another role than `owner` began the transaction."""
+        id was never given to a client, or another role than `owner` began the transaction. `owner` None: the caller may
+        see the transactions of every role."""
         if txn >> COUNTER_BITS > self._table.epoch:
             raise NotOwner(f"coordinator {self._table.number} has a later epoch elsewhere; look it up again")
         self._table.check_owner(txn, owner)
@@ -221,8 +224,8 @@ class OutcomeDecider:
         self.send_outcome(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
     def abort_or_void_id(self, txn: int, reason: AbortReason, now: float) -> None:
-        """Aborts the transaction. If its id is leased and was not used yet, makes the id void, so that it can never be
-        used. Does nothing while the transaction is in doubt."""
+        """Aborts the transaction, which must be live or leased. If its id is leased and was not used yet, makes the id
+        void, so that it can never be used. Does nothing while the transaction is in doubt."""
         lease = self._table.unused.pop(txn, None)
         if lease is not None:
             self._table.remove_from_indexes(txn, lease.owned)
@@ -251,7 +254,8 @@ class OutcomeDecider:
         is_durable: bool,
     ) -> None:  # fmt: skip
         """Sends the outcome of the transaction to each topic in `waiting`. If `waiting` is empty, the transaction
-        counts as settled at once."""
+        counts as settled at once. `owned`: who began it, None if it ended in an earlier epoch; `began`: when it began
+        (monotonic seconds); `is_durable`: True if a record of the outcome is durable."""
         each_waiting = {each.topic: each for each in waiting}
         if not each_waiting:
             if is_durable and txn in self._table.state.unsettled:

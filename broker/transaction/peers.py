@@ -63,9 +63,10 @@ class TransactionPeerClient:
     async def join_transaction(
         self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None
     ) -> JoinAnswer:
-        """Sends a join to the broker at `endpoint`, which owns the coordinator, and returns the answer. Raises the
-        error that this broker answers, such as NotOwner or TransactionForgotten; BackPressure if WAITING_ITEMS_MAX
-        items wait for it. After ConnectionLost and TimedOut the outcome is unknown."""
+        """Sends a join to the broker at `endpoint`, which owns the coordinator, and returns the answer. `owner`: the
+        role that writes in the transaction; None: one that may write in every transaction. Raises the error that this
+        broker answers, such as NotOwner or TransactionForgotten; BackPressure if WAITING_ITEMS_MAX items wait for it.
+        After ConnectionLost and TimedOut the outcome is unknown."""
         item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner)
         reply = await self._ask(endpoint, "Join", item, txn.most)
         return read_join_answer(txn, reply)
@@ -152,7 +153,7 @@ class TransactionPeerClient:
 
 
 def read_join_answer(txn: TxnId, reply: wire.TransactionReply) -> JoinAnswer:
-    """Returns the answer to a join that the reply contains. Raises the error that it contains."""
+    """Returns the answer to a join that the reply contains. Raises the error that the reply contains."""
     if reply.HasField("error"):
         raise from_wire(reply.error)
     if reply.HasField("settlement"):

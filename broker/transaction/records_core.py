@@ -11,9 +11,8 @@
     EpochHandedOver             the owner of `epoch` ended in order: these transactions stay open in the next epoch
     SettledOutcomesInSnapshot   only in a snapshot: the outcomes of settled transactions
     LargestHolderNumber         only in a snapshot: the largest number of a holder
-    SinkBatchRecorded           the last batch of a sink, and how long the sink was idle; batch DISCARDED_BATCH_NUMBER:
-    the
-                                sink is removed
+    SinkBatchRecorded           the last batch of a sink, and how long the sink was idle; with the batch number
+                                DISCARDED_BATCH_NUMBER the sink is removed
     HalfMessage…                records of half messages (state_core.py)
 
 Ids are the lower halves of `TxnId` (`least`); the ledger belongs to one coordinator. A deadline begins anew in a new
@@ -193,7 +192,8 @@ class LargestHolderNumber(CoordinatorLogRecord, frozen=True, array_like=True, ta
 
 
 class SinkBatchRecorded(CoordinatorLogRecord, frozen=True, array_like=True, tag=12):
-    """Record: which batch a sink has committed last, and for how long the sink was idle."""
+    """Record: which batch a sink has committed last, and for how long the sink was idle. With the batch number
+    DISCARDED_BATCH_NUMBER the sink is removed."""
 
     sink: SinkBatch
 
@@ -207,7 +207,9 @@ class HalfMessage(NamedTuple):
 
 
 class HalfMessageStored(CoordinatorLogRecord, frozen=True, array_like=True, tag=13):
-    """Record: a half message is stored, with its present age and state."""
+    """Record: a half message is stored, with its present age and state. `check_key`: a text that the program gets with
+    each check; `check_after_s`: seconds until the first check; `unknown`: how many checks were answered UNKNOWN;
+    `parked`: why it is parked, "" if it is not."""
 
     half: int
     owner: str  # role that prepared it
@@ -244,7 +246,8 @@ class HalfMessageOutcomesInSnapshot(CoordinatorLogRecord, frozen=True, array_lik
 
 
 class HalfMessageOutcomesDiscarded(CoordinatorLogRecord, frozen=True, array_like=True, tag=17):
-    """Record: the outcomes of these half messages are discarded."""
+    """Record: the outcomes of these half messages are discarded. `halves`: their ids, as a portable roaring bitmap of
+    64 bits."""
 
     halves: bytes
 
@@ -266,7 +269,8 @@ def make_commit_record(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
 ) -> TransactionsCommitted:
     """Returns the record that commits the transactions `txns`. `txns`: for each transaction id, its participants;
-    `sink`: the batch that they are; `half`: the half message that they publish, 0 for none; `owner`: their role."""
+    `sink`: the batch that they are, None if they belong to no sink; `half`: the half message that they publish, 0 for
+    none; `owner`: their role."""
     topics: dict[str, int] = {}
     rows = [
         (

@@ -87,8 +87,8 @@ class StoredHalfMessages:
         self._of: dict[str, BitMap64] = {}  # those that ended, by the role that prepared them
 
     def apply(self, record: HalfMessageRecord) -> None:
-        """Applies a durable record about half messages. Must be called in the order of the ledger. (A commit comes by
-        `add_committed_half_message`.)"""
+        """Applies a durable record about half messages. Must be called in the order of the ledger. Raises KeyError or
+        ValueError as `CoordinatorState.apply` does. (A commit comes by `add_committed_half_message`.)"""
         match record:
             case HalfMessageStored():
                 self.open[record.half] = record
@@ -116,7 +116,8 @@ class StoredHalfMessages:
                 assert_never(record)
 
     def add_committed_half_message(self, half: int) -> None:
-        """Records that the half message is committed. It is not open any more."""
+        """Records that the half message is committed, so that it is not open any more. Raises KeyError if it was not
+        open."""
         self._remove(half)
         self._committed.add(half)
 
@@ -276,7 +277,8 @@ class CommittedTransactionIds:
         self._of = {owner: ids for owner, ids in self._of.items() if ids}
 
     def restore_ids_from_record(self, record: SettledOutcomesInSnapshot) -> None:
-        """Adds the ids of one record of a snapshot, while the ledger is read."""
+        """Adds the ids of one record of a snapshot, while the ledger is read. Raises ValueError if a bitmap in it is
+        damaged."""
         everything, owned = BitMap.deserialize(record.committed), BitMap()
         for owner, ids in record.owners.items():
             found = self._of.setdefault(owner, {})[record.high] = BitMap.deserialize(ids)
@@ -495,7 +497,7 @@ IN_DOUBT_PHASES = (TransactionPhase.PREPARING, TransactionPhase.COMMITTING, Tran
 
 class TransactionIdLease(msgspec.Struct):
     """Transaction ids that were given to a client together, in advance. Ids that the client has not used by the time
-    `until` become void: they can never be used."""
+    `until` (monotonic seconds) become void: they can never be used."""
 
     owned: TransactionOwner
     until: float
@@ -555,7 +557,7 @@ class AbortedTransaction(NamedTuple):
 class TransactionTable:
     """The transactions of a coordinator by id, and the leased ids that were not used yet (`unused`). `live`: those
     without a durable outcome; `ending`: those whose outcome is being settled; `state`: the state that was read from the
-    ledger; from then on only the coordinator applies records to it."""
+    ledger; from then on only the coordinator applies records to it. In all methods `now` is in monotonic seconds."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: CoordinatorLimits,
@@ -677,8 +679,9 @@ class TransactionTable:
         return TransactionForgotten(f"{self.make_txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
 
     def make_abort_error(self, txn: int) -> MagnetarError:
-        """Returns the error that answers a request about an aborted transaction. It contains the reason of the abort,
-        or says that the outcome was discarded."""
+        """Returns the error that answers a request about an aborted transaction: TransactionForgotten if the outcome
+        was discarded; TransactionFenced if a later holder of its name took over; else TransactionAborted with the
+        reason."""
         if txn < self.state.forgotten_below:
             return self.make_transaction_forgotten_error(txn)
         lost = txn >> COUNTER_BITS < self.epoch
@@ -701,13 +704,13 @@ class TransactionTable:
         return now - min(began, default=now)
 
     def find_sink_batch(self, sink_id: str, owner: str = "") -> SinkBatch | None:
-        """Returns the batch that the sink `sink_id` of the role `owner` has committed last; None if it has committed
-        none."""
+        """Returns the batch that the sink `sink_id` of the role `owner` has committed last; if it has committed none,
+        that of a sink of this id without a role; else None."""
         return self.state.sinks.find(owner, sink_id)
 
     def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
         """Returns descriptions of up to `limit` transactions that have begun and are not settled, the oldest first. If
-        `txn` is given, describes only this transaction, also if it is settled; [] if its id was not used."""
+        `txn` is not None, describes only this transaction, also if it is settled; [] if its id was not used."""
         found = sorted({*self.live, *self.ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self.transaction_row(each, now)) is not None]
 

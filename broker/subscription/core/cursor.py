@@ -86,7 +86,7 @@ class AckHoles:
         return holes
 
     def discard_holes_of_ledger(self, ledger_id: int) -> None:
-        """Removes all holes in the ledger."""
+        """Removes all holes in the ledger, which must have some."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
@@ -260,9 +260,10 @@ class Cursor:
         return self.set_batch_size_if_unknown(position, partial.size)
 
     def set_batch_size_if_unknown(self, position: Position, size: int) -> bool:
-        """Sets the number of messages in a batch, after the entry was read. Returns True if the whole entry is
-        acknowledged by this call, because each of its messages was acknowledged already. Does nothing then if the entry
-        is pending in a transaction as a whole: a commit acknowledges it, and after an abort it is read again."""
+        """Sets the number of messages in a batch, once the entry was read; `size` 0 means that it is not known, and
+        acknowledges nothing. If each of its messages is acknowledged already, acknowledges the whole entry and returns
+        True; else returns False. Returns False also if the entry is pending in a transaction as a whole: a commit
+        acknowledges it, and after an abort it is read again."""
         if self.pending is not None and position in self.pending.parts:
             self.pending.parts[position].size = size
         partial = self.partial.get(position)
@@ -301,7 +302,8 @@ class Cursor:
         return self.version != version
 
     def ack_cumulative_into_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
-        """Acknowledges all entries before the entry at `position`, and the messages 0 … `last_index` of this entry.
+        """Acknowledges all entries before the entry at `position`, and the messages 0 … `last_index` of this entry,
+        except those that are pending in a transaction. `size`: the number of messages in the batch (0: not known).
         Returns True if anything changed."""
         if size and last_index + 1 >= size:
             return self.ack_cumulative(position)
@@ -312,8 +314,8 @@ class Cursor:
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
-        """Moves the mark to `mark`, forwards or backwards, and removes all holes, redelivery counts, pending
-        acknowledgements and the note. No other method moves the mark backwards."""
+        """Moves the mark to `mark`, forwards or backwards, and removes all holes, partly acknowledged batches,
+        redelivery counts, pending acknowledgements and the note. No other method moves the mark backwards."""
         self.version += 1
         self.pending = None
         self.note = b""
@@ -490,8 +492,9 @@ class Cursor:
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked_position(self, position: Position) -> Position:
-        """Returns the first position at or after `position` whose entry is not acknowledged as a whole. Its cost grows
-        with the number of contiguous ranges of holes that it passes."""
+        """Returns the first position at or after `position` whose entry is not acknowledged as a whole; a position
+        after the last entry if there is none. Its cost grows with the number of contiguous ranges of holes that it
+        passes."""
         shape = self._shape
         if position <= self.mark:
             position = shape.position_after(self.mark)
@@ -504,7 +507,8 @@ class Cursor:
         return position
 
     def next_deliverable_position(self, position: Position) -> Position:
-        """Returns the first position at or after `position` whose entry is not acknowledged or pending as a whole."""
+        """Returns the first position at or after `position` whose entry is not acknowledged or pending as a whole; a
+        position after the last entry if there is none."""
         position = self.next_unacked_position(position)
         if self.pending is None:
             return position

@@ -63,7 +63,8 @@ COMMIT_NOTE_KEY = CursorChunkKey(CursorChunkKind.NOTE, 0, 0)
 
 
 def chunk_keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[CursorChunkKey]:
-    """Yields the keys of the chunks that store the acknowledged entries `holes` of a ledger, in ascending order."""
+    """Yields the keys of the chunks that store the acknowledged entries `holes` of a ledger, in ascending order.
+    `holes` must not be empty."""
     bits = CursorChunkKind.HOLES.block_bits
     for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
         yield CursorChunkKey(CursorChunkKind.HOLES, ledger_id, block)

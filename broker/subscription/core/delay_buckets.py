@@ -2,17 +2,16 @@
 them are merged.
 
     buckets.add(bucket)                             it is durable and named
-    buckets.earliest_key, buckets.advance()         the earliest key in memory; removes this key
+    buckets.earliest_key, .remove_earliest_key()    the earliest key in memory; removes this key
     buckets.take_segment_reads(now_ms)              → segments to read, SEGMENT_LOOKAHEAD_MS before they are due; then
                                                     `add_loaded_keys`, or `mark_bucket_lost`
-    buckets.merge(keys_max)                         many small ones become one; `merged_ledgers`, then
+    buckets.begin_bucket_merge(keys_max)            many small ones become one; `merged_ledgers`, then
                                                     `remove_merged_buckets`
     buckets.take_unused_ledgers()                   ledgers of buckets that are no longer needed
 
 Rules
 - Of a bucket there are descriptions in memory, one per segment. Its keys are in memory for SEGMENT_LOOKAHEAD_MS only,
-and its
-  places never.
+  and its places never.
 - A bucket ends when its last key is used, because its entry is due or acknowledged.
 - **Merging.** Entries with a long delay remain in old buckets, each of which is a name in the record, a directory at a
   restart and a segment in memory. When the MERGED_BUCKETS_MIN smallest contain no more than one new bucket does, they
@@ -41,9 +40,10 @@ from ....proto.names import Position
 # ---------------------------------------------------------------------------------------------------- delay_keys
 # The parts of a bucket of delayed entries: keys, in order of time, in segments.
 #     key      time in ms (8 bytes) | ledger (8) | entry (4), big-endian: they sort as bytes, as numbers and by time
-# segment  ENTRIES_PER_SEGMENT_MAX keys at most, one entry of the bucket's ledger; its *places* are the same without
-# times draft    a bucket that is to be written (broker/subscription/delays.py) Guarding tests:
-# tests/broker/subscription/core/test_delays_core.py, tests/broker/subscription/test_delays_format.py.
+#     segment  ENTRIES_PER_SEGMENT_MAX keys at most, one entry of the bucket's ledger; its *places* are the positions
+#     draft    a bucket that is to be written (broker/subscription/delays.py)
+# Guarding tests: tests/broker/subscription/core/test_delays_core.py,
+# tests/broker/subscription/test_delays_format.py.
 
 
 DELAY_KEY_BYTES = 20

@@ -32,9 +32,9 @@ Rules
 - Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `discard`, `discard_up_to`.
 
 Memory: a fresh entry costs `UNBUCKETED_KEY_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few
-are delayed) and a 2000th of a row; a loaded one DELAY_KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or
-at 1 / SEAL_SHARE_DIVISOR of all that is held. So there are about SEAL_SHARE_DIVISOR buckets and one for each further
-0.8 %, and no more when old ones are left over, because those are merged. Entries that are due within
+are delayed) and a 2000th of a row; a loaded one DELAY_KEY_BYTES, for SEGMENT_LOOKAHEAD_MS. Sealing begins at
+`seal_entries`, or at 1 / SEAL_SHARE_DIVISOR of all that is held. So there are about SEAL_SHARE_DIVISOR buckets and one
+for each further 0.8 %, and no more when old ones are left over, because those are merged. Entries that are due within
 UNBUCKETED_WITHIN_MS are not sealed, because they would have to be loaded again at once; past `memory_bytes_max` they
 are too.
 
@@ -284,7 +284,8 @@ class DelayIndex:
         must call `on_bucket_stored`, or `on_bucket_store_failed`, before it calls `seal_bucket` again.
 
         Returns None if too few entries are due far in the future: fewer than `least`; None: fewer than half of those
-        without a bucket. A merge of buckets needs only one."""
+        without a bucket. A merge of buckets needs only one. Returns None also if none of them is held back any more.
+        """
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()

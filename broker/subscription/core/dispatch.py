@@ -237,8 +237,8 @@ class Dispatcher:
         return ReadForRedelivery(tuple(ready)) if ready else None
 
     def has_entries_for_later(self) -> bool:
-        """True if an entry waits for its time of delivery, or for its back-off after a failure: it is neither delivered
-        nor among those that can be read now."""
+        """Returns True if an entry waits for its time of delivery, or for its back-off after a failure: it is neither
+        delivered nor among those that can be read now."""
         return bool(self.held.until) or (self.delaying and self.delays is not None and self.delays.count > 0)
 
     def _choose_new_entries(self) -> PlannedRead | Blocked:
@@ -392,7 +392,8 @@ class Dispatcher:
 
     def on_entries_acked(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Called when many entries of one ledger are acknowledged or pending: they are no longer outstanding, and are
-        not delivered again. The cost grows with the smaller of the two sets: `entries`, and the outstanding entries."""
+        not delivered again. The cost grows with the smaller of the two sets: `entries`, and the outstanding entries.
+        `member`: the consumer that acknowledged them; None: the broker did."""
         if self.failed or self.chunks:
             self._recovered(select_positions(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:

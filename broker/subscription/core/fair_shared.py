@@ -18,11 +18,11 @@ Messages without a key share slot 0. An entry counts as a whole for the key of i
   batch may pass the limit by its own length.
 - **Rate**: `rate` messages a second, at most one second's worth at once; an entry is never divided.
 - **Window**: new entries are read, and wait here, before one that waits is delivered, while fewer than
-WAITING_ENTRIES_MAX
-  wait, or as many as fit into `key_shared_waiting_bytes` by their mean size. Entries that a filter passes over count
-  as if they waited, so that what it wants does not wait for the end of the log. What is beyond the window is not seen
-  yet: a key whose messages are all there waits for it. While no key in the window may go, reading goes on until what
-  is known of the waiting entries takes `key_shared_waiting_bytes`: they are bitmaps, 170 KB for a million of one key.
+  WAITING_ENTRIES_MAX wait, or as many as fit into `key_shared_waiting_bytes` by their mean size. Entries that a filter
+  passes over count as if they waited, so that what it wants does not wait for the end of the log. What is beyond the
+  window is not seen yet: a key whose messages are all there waits for it. While no key in the window may go, reading
+  goes on until what is known of the waiting entries takes `key_shared_waiting_bytes`: they are bitmaps, 170 KB for a
+  million of one key.
 - **Chunks** of large messages are delivered as without the property: a consumer that holds some has to get the others.
 - What waits and was not read since (a redelivery held back, a delayed message whose time has come) is read first.
 A crash, or a new owner of the topic, knows of nothing in flight: the limits begin anew, and no message is lost by them.

@@ -29,14 +29,16 @@ from .positions import PositionSet
 
 # ---------------------------------------------------------------------------------------------------------- slot_owners
 # The owner of each of the slots 1 … 65535 that keys are hashed to. Three ways, one interface.
-# HashRingSlotOwners      AUTO_SPLIT by consistent hashing (Pulsar S7): each consumer has RING_POINTS_PER_CONSUMER
-# points, point i of the n-th of a name is the slot of `name NUL n NUL i`; a slot belongs to the next point at or above
-# it, round the end. Of two consumers with the same point the earlier one has it, the other takes it over later.
-# SplitRangeSlotOwners    AUTO_SPLIT by ranges (S8): a newcomer takes the lower half of the largest range; the range of
-# one that leaves goes to its right neighbour (the last one's to its left neighbour). StickyRangeSlotOwners   each
-# consumer requests its ranges (S9); none may overlap another's; entries in slots that no consumer requested wait. The
-# answer depends only on which consumers joined and left, and in which order. Guarding test:
-# tests/broker/subscription/core/test_slot_owners.py.
+#     HashRingSlotOwners      AUTO_SPLIT by consistent hashing (Pulsar S7): each consumer has RING_POINTS_PER_CONSUMER
+#                             points, point i of the n-th of a name is the slot of `name NUL n NUL i`; a slot belongs to
+#                             the next point at or above it, round the end. Of two consumers with the same point the
+#                             earlier one has it, the other takes it over later.
+#     SplitRangeSlotOwners    AUTO_SPLIT by ranges (S8): a newcomer takes the lower half of the largest range; the range
+#                             of one that leaves goes to its right neighbour (the last one's to its left neighbour).
+#     StickyRangeSlotOwners   each consumer requests its ranges (S9); none may overlap another's; entries in slots that
+#                             no consumer requested wait.
+# The answer depends only on which consumers joined and left, and in which order.
+# Guarding test: tests/broker/subscription/core/test_slot_owners.py.
 
 RING_POINTS_PER_CONSUMER = 100
 """Points of each consumer on the ring (Pulsar S7)."""
@@ -97,7 +99,7 @@ class SlotOwners(Protocol):
 
 class HashRingSlotOwners:
     """Assigns slots to consumers in the mode AUTO_SPLIT by consistent hashing: each consumer has
-    RING_POINTS_PER_CONSUMER points on a ring, and owns the slots before each of them."""
+    RING_POINTS_PER_CONSUMER points on a ring, and owns each slot whose next point, at or above it, is one of them."""
 
     def __init__(self) -> None:
         self._points: list[int] = []

@@ -45,7 +45,8 @@ MIXED_ENTRY_BYTES = 150
 
 
 NO_WAITING_POSITIONS = PositionSet()
-"""The empty set, of a slot in which nothing has waited; never add to it. `is NOTHING` costs less than a length."""
+"""The empty set, of a slot in which nothing has waited; never add to it. `is NO_WAITING_POSITIONS` costs less than a
+length."""
 
 
 class KeySlotInUse:

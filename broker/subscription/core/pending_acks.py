@@ -82,7 +82,8 @@ def judge_transactional_acks(
 
     `named`: the entry that a cumulative acknowledgement names; NO_POSITION: it is not cumulative. If all of this entry
     is acknowledged, `wanted.up_to` is the same position. Else `wanted.up_to` is the position before, and `wanted.parts`
-    has the acknowledged messages of the entry. """
+    has the acknowledged messages of the entry.
+    """
     pending = cursor.pending
     own = pending.of.get(txn, _NOTHING) if pending is not None else _NOTHING
     new = TxnAcks()

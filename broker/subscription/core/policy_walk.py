@@ -72,7 +72,7 @@ def walk_policy(
 ) -> int:
     """Tests a policy by `steps` random steps, after which everything must be delivered. Returns the number of
     deliveries. Raises AssertionError when a promise is broken. `policy`: the class of the policy; `options`: the
-    argument with which it is made."""
+    argument with which it is made; None: that of a topic without partitions, with defaults."""
     walk = _Walk(policy, rng, options or SubscriptionOptions("persistent://public/default/walk"))
     walk.run(steps)
     return walk.deliveries

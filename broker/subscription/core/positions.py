@@ -4,7 +4,8 @@ cursor to its ledger (`CursorWritePlanner`).
 A PositionSet contains the entries that wait to be delivered. A few positions are in a sorted list, because adding to a
 list and taking from its front costs a tenth of what a bitmap costs. From LISTED_ENTRIES_MAX on they are in bitmaps: a
 million contiguous positions take 130 KB. `size_bytes` is an estimate of its memory that is cheap to maintain. Guarding
-test: tests/broker/subscription/core/test_positions.py. """
+test: tests/broker/subscription/core/test_positions.py.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ class PositionSet:
         return Position(ledger_id, maps[ledger_id].min())
 
     def first_positions(self, count: int) -> list[Position]:
-        """Returns the `count` earliest positions in the set, without removing them."""
+        """Returns up to `count` positions, the earliest in the set, without removing them."""
         found = self._few[:count]
         for ledger_id in sorted(self._maps):
             found += [Position(ledger_id, entry_id) for entry_id in self._maps[ledger_id][: count - len(found)]]

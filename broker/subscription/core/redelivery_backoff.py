@@ -281,9 +281,10 @@ class DeadLetterOrigin(NamedTuple):
 
 
 def make_dead_letters(source: DeadLetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
-    """Makes the dead letters of an entry, and returns them in order, as client-parts: one for each message whose batch
-    index is not in `done` (the acknowledged messages). `now_ms`: their publish time, in ms since the epoch. If the
-    messages cannot be separated, because the entry is encrypted, damaged, or a chunk, returns one dead letter."""
+    """Makes the dead letters of an entry, and returns them in order, as client-parts (the part of an entry that a
+    producer sends): one for each message whose batch index is not in `done` (the acknowledged messages). `now_ms`:
+    their publish time, in ms since the epoch. If the messages cannot be separated, because the entry is encrypted,
+    damaged, or a chunk, returns one dead letter."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]
@@ -308,9 +309,9 @@ def make_dead_letters(source: DeadLetterOrigin, entry: Buffer, done: frozenset[i
 
 
 def make_chunk_dead_letter(source: DeadLetterOrigin, entry: Buffer, now_ms: int) -> bytes:
-    """Returns the dead letter for one chunk of a large message, as a client-part. `source.position` must be the
-    position of the message's last chunk. `now_ms`: the publish time, in ms since the epoch. Raises CorruptEntry if the
-    entry is damaged."""
+    """Returns the dead letter for one chunk of a large message, as a client-part (the part of an entry that a producer
+    sends). `source.position` must be the position of the message's last chunk. `now_ms`: the publish time, in ms since
+    the epoch. Raises CorruptEntry if the entry is damaged."""
     body = split_broker_part(entry)[2]
     header = parse_header(body)
     return _as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms, uuid=f"{source.producer_name}-0")

@@ -38,8 +38,9 @@ class SubscriptionTypeRow(msgspec.Struct, frozen=True):
         return (fair or self.policy)(options)
 
     def adapt_policy(self, policy: DispatchPolicy, limits: KeyLimits | None) -> bool:
-        """Changes the limits of keys of `policy`, a policy with connected consumers, to `limits`. Returns False if that
-        needs another policy: then the consumers must connect again."""
+        """Changes the limits of keys of `policy`, a policy with connected consumers, to `limits` (None: the keys do not
+        take turns). Returns True if the policy fits them then, also if this type has no limits of keys; False if they
+        need another policy, so that the consumers must connect again."""
         if self.fair is None:
             return True
         if not isinstance(policy, self.fair):
