@@ -30,7 +30,9 @@ The floor is `free_bytes_min` as it is set, whatever share of the disk that is; 
 NO_ROOM it is read-only and registers as such. It still takes recovery adds and fences, and writes checkpoints and the
 ledger index. Each pass of garbage collection then compacts (garbage.py). When no other room is left, the store gives up
 its reserve for this work (bookie/store/headroom.py). The bookie leaves both states by itself. It checks the disk every
-`upkeep_interval_s`, and at once when a write finds no room. Guarded by tests/bookie/test_full_disk.py. """
+`upkeep_interval_s`, and at once when a write finds no room.
+Guarded by tests/bookie/test_full_disk.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The peer service of a bookie: translates requests (ledger/peer_format.py) into the store's intents, and answers.
 
-No task per add: the requests of one turn of the event loop become `Store.seal_group`s of about SEAL_BYTES, and the
-journal's completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
+No task per add: the requests of one turn of the event loop become `Store.seal_group`s of about GROUP_SEAL_BYTES, and
+the journal's completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
 
     ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
     READ, READ_LAC     at once from memory, else after one file read
@@ -266,7 +266,7 @@ class BookieService:
     # ------------------------------------------------------------------------------------ a turn
     def serve(self, requests: Sequence[PeerRequest]) -> None:
         """Takes all requests that arrived in one turn of the event loop. Answers each of them at once or later, exactly
-        once; none after `close`. Writes their records to the journal in groups of about SEAL_BYTES."""
+        once; none after `close`. Writes their records to the journal in groups of about GROUP_SEAL_BYTES."""
         if self._closed:
             return
         self.requests += len(requests)

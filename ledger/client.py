@@ -60,8 +60,8 @@ from .writer_core import Striping
 # ----------------------------------------------------------------------------------------------------- deletions
 # The ledgers that were deleted, for ever: without this record no bookie deletes a ledger's data.
 #
-# /deleted/<page, 20 digits>    DeletedLedgersRecord: the ranges of deleted ids among LEDGER_IDS_PER_PAGE consecutive
-# ones
+#     /deleted/<page, 20 digits>    DeletedLedgersRecord: the ranges of deleted ids among
+#                                   LEDGER_IDS_PER_PAGE consecutive ones
 #
 # Rule. That a ledger's record is missing proves nothing: a damaged file, an older copy or another store lacks it too. A
 # ledger is deleted only by its owner, in this order:

@@ -11,8 +11,9 @@ asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie wh
 stores another entry, it has room, and is asked again BUSY_RESEND_DELAY_S later: a missing entry delays the confirmation
 of all later ones. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests
 without an answer, each copy: a bookie that hangs keeps them in memory after the others confirmed them. The handle
-bounds it, and `AppendMemoryBudget` (writer_core.py) bounds what all ledgers of the process have. Guards:
-tests/ledger/test_sender.py, tests/ledger/test_ledger.py. """
+bounds it, and `AppendMemoryBudget` (writer_core.py) bounds what all ledgers of the process have.
+Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
+"""
 
 from __future__ import annotations
 

@@ -115,13 +115,15 @@ def _decode(text: bytes) -> str | None:
 
 
 def lease_seconds(timeout_s: float) -> int:
-    """Returns the seconds of a lease for a session with this timeout. etcd counts whole seconds."""
+    """Returns the seconds of a lease for a session with this timeout. etcd counts whole seconds, so it is `timeout_s`
+    rounded up, at least 1."""
     return max(1, math.ceil(timeout_s))
 
 
 # ------------------------------------------------------------------------------------------ commits
 class EtcdLimits(NamedTuple):
-    """The limits with which the etcd servers were started."""
+    """The limits with which the etcd servers were started: the largest number of compares, and of operations, of one
+    transaction, and the largest request in bytes."""
 
     txn_operations: int
     request_bytes: int
@@ -192,7 +194,7 @@ class CommitQueue(Generic[C]):
 
     def take(self) -> list[C]:
         """Removes and returns the first transaction, and those after it that fit into one with it: other nodes, at most
-        COMMIT_GROUP_BYTES_MAX bytes, and no more operations than etcd takes."""
+        COMMIT_GROUP_BYTES_MAX bytes, and no more operations than etcd takes. There must be at least one."""
         group = [self.waiting.popleft()]
         paths = set(group[0].paths)
         request = group[0].request
@@ -240,9 +242,9 @@ class CommitPlanner:
 
     # ------------------------------------------------------------------ without a read
     def plan_blind_commit(self, operations: Sequence[CommitOperation]) -> EtcdCommitPlan | None:
-        """Plans a commit without a read. Returns None if that is not possible: a path comes twice, a check is of ANY
-        version, or reading the new versions would exceed the limits. Raises InvalidRequest if there are too many
-        paths."""
+        """Plans a commit without a read. Returns None if that is not possible: a path comes twice, a CheckNodeVersion
+        expects ANY_VERSION, or reading the new versions would exceed the limits. Raises InvalidRequest if there are too
+        many paths."""
         paths = {operation.path for operation in operations}
         self._limits.check_count(1 + len(paths))  # a compare of each, and of the session
         if len(paths) < len(operations):
@@ -434,7 +436,7 @@ def parse_node(answer: etcd.RangeResponse) -> tuple[StoredVersion, bytes] | None
 
 def parse_stored_version(answer: etcd.RangeResponse) -> StoredVersion | None:
     """Returns the version in an answer without values; None if there is no node. If the node is stored at its second
-    key, its version is not known: it is NODE_ABSENT."""
+    key, its version is not known: it is given as NODE_ABSENT."""
     if not answer.kvs:
         return None
     (pair,) = answer.kvs
@@ -456,7 +458,8 @@ class ChildrenListing:
         )
 
     def receive(self, answer: etcd.RangeResponse) -> None:
-        """Called with the answer to `request`."""
+        """Called with the answer to `request`: adds its names to `names`, and sets `request` to that for the next page,
+        or to None."""
         asked, self.request = self.request, None
         assert asked is not None, "an answer to a question"
         for pair in answer.kvs:
@@ -574,7 +577,8 @@ are part of etcd's API (etcdserver/api/v3rpc/rpctypes). For a full etcd see `dec
 
 
 def translate_refusal(error: MagnetarError) -> MagnetarError:
-    """Returns the error that a refusal of etcd means. What has no row stays as it is, such as UNAVAILABLE: unknown."""
+    """Returns the typed error that a refusal of etcd means, by the text of `error`. Returns `error` itself if its text
+    is not known, such as that of UNAVAILABLE, after which the outcome is unknown."""
     for text, kind, meaning in _REFUSALS:
         if text in error.message:
             return kind(f"{meaning} ({error.message})")
@@ -587,8 +591,8 @@ def is_full(error: MagnetarError) -> bool:
 
 
 def decide_full(error: MagnetarError, before: int, now: int) -> MagnetarError:
-    """Returns the error of a commit that etcd answered with NOSPACE. `before`: a revision from before the commit was
-    sent; `now`: the revision after the answer.
+    """Returns the error of a commit that etcd answered with NOSPACE: Unavailable, or `error` itself. `before`: a
+    revision from before the commit was sent; `now`: the revision after the answer.
 
     etcd says NOSPACE also of a commit that it has stored, if that is the one that filled it. Each commit that is stored
     makes a revision. So if there was none, the commit was not done (Unavailable); otherwise it is unknown."""

@@ -99,8 +99,8 @@ class Members:
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
         """Returns whether the public key belongs to a member. If the key is not known, first lists the members again,
-        at most once in MEMBER_LIST_INTERVAL_S seconds. Raises Unavailable if the metadata does not answer this
-        listing."""
+        at most once in MEMBER_LIST_INTERVAL_S seconds, so the call may wait for so long. Raises Unavailable if the
+        metadata does not answer this listing."""
         if key not in self._known:
             try:
                 await self._list_again()
@@ -234,8 +234,8 @@ class Members:
         return Principal(f"{record.role}/{record.name}", PrincipalKind.MEMBER, "key")
 
     async def close(self) -> None:
-        """Leaves the cluster: stops following changes, and ends the metadata session, which deletes this process's
-        key."""
+        """Leaves the cluster: stops following changes, and ends the metadata session, which deletes this process's key.
+        May be called again."""
         await self._background.close()
         session, self._session = self._session, None
         if session is not None:

@@ -106,7 +106,8 @@ class DamagedRecord(DataLost, ValueError):
 
 class MetadataRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The base class of all metadata records: the values of metadata nodes. `kind` is the number of the class in the
-    stored bytes."""
+    stored bytes. A field `created_ms`, `updated_ms`, `closed_ms` or `since_ms` is a wall-clock time in ms since the
+    epoch; 0: not known."""
 
     kind: ClassVar[int] = 0
 
@@ -144,7 +145,8 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a ledger (ledger protocol §1.1). `state` is OPEN, IN_RECOVERY or CLOSED. `last_entry` and
-    `length` (bytes of all payloads) are valid only if the ledger is CLOSED."""
+    `length` (bytes of all payloads) are valid only if the ledger is CLOSED. `created_ms`: in ms since the epoch; 0: not
+    known."""
 
     kind = 3
     ledger_id: int
@@ -177,7 +179,8 @@ class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a bookie and its data directory. At each start the bookie compares the directory with this
-    record, and so detects that the directory was rolled back to an older state (bookie/store/identity.py)."""
+    record, and so detects that the directory was rolled back to an older state (bookie/store/identity.py). `instance`:
+    the instance id of the cluster. `journal` and `offset`: the number of a journal file and a byte offset in it."""
 
     kind = 4
     bookie: str  # uuid
@@ -189,7 +192,8 @@ class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class BookieRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a running bookie: its registration, by which clients find it."""
+    """The metadata record of a running bookie: its registration, by which clients find it. `bookie`: its uuid.
+    `total_bytes` and `free_bytes`: of its disk, as it reported last."""
 
     kind = 5
     bookie: str
@@ -233,7 +237,8 @@ class BrokerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class DrainRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of an operator's order to drain a broker: the broker must give all its topics to other
-    brokers. The order stays in force when the broker restarts."""
+    brokers. The order stays in force when the broker restarts. `since_ms`: when the order was given, in ms since the
+    epoch."""
 
     kind = 30
     broker: str
@@ -263,7 +268,7 @@ class BalancerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class OwnerRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a bundle's owner: the broker that serves the bundle, or to which another broker has
-    assigned the bundle."""
+    assigned the bundle. `endpoint`: HOST:PORT of the broker."""
 
     kind = 7
     broker: str
@@ -315,7 +320,7 @@ class GrantsRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a topic's schema, as an item of a SchemaListRecord. The definition of this version is in its
-    SchemaRecord."""
+    SchemaRecord. `created_ms`: when it was registered, in ms since the epoch."""
 
     version: int
     fingerprint: bytes  # of equal definitions: equal (broker/cluster/schema_core.py)
@@ -355,7 +360,8 @@ class PartitionedRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger in the list of a topic's ledgers, with the indexes of its messages. `entries`, `size` (bytes) and
-    `end_index` are valid only once the ledger is closed."""
+    `end_index` are valid only once the ledger is closed. `created_ms` and `closed_ms` are in ms since the epoch; 0: not
+    known, or not closed."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -474,7 +480,8 @@ class DamagedEntriesRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class UnderReplicatedRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a ledger's repair mark: the ledger lacks copies, or its recovery has not ended. The record
-    also has the result of the last attempt to repair the ledger (bookie/maintenance/repair_core.py)."""
+    also has the result of the last attempt to repair the ledger (bookie/maintenance/repair_core.py). `since_ms`: when
+    the mark was made, in ms since the epoch."""
 
     kind = 20
     ledger_id: int
@@ -495,7 +502,8 @@ class RepairSettingsRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class AuditorRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the cluster's auditor: the process that was elected to mark ledgers for repair."""
+    """The metadata record of the cluster's auditor: the process that was elected to mark ledgers for repair.
+    `since_ms`: when it was elected, in ms since the epoch."""
 
     kind = 22
     name: str
@@ -504,7 +512,8 @@ class AuditorRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class RepairLockRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the lock on a ledger: it names the worker that repairs the ledger now."""
+    """The metadata record of the lock on a ledger: it names the worker that repairs the ledger now. `token`: random
+    text, by which the worker recognises its own lock."""
 
     kind = 23
     worker: str
@@ -512,7 +521,8 @@ class RepairLockRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a repair worker's progress: what it has done since its start, as of `updated_ms`."""
+    """The metadata record of a repair worker's progress: what it has done since its start, as of `updated_ms` (in ms
+    since the epoch)."""
 
     kind = 24
     name: str
@@ -528,7 +538,7 @@ class RepairWorkerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class DepartingRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of an operator's order to move all copies away from a bookie, which may be running
-    (decommission) or lost (recover)."""
+    (decommission) or lost (recover). `since_ms`: when the order was given, in ms since the epoch."""
 
     kind = 25
     bookie: str

@@ -223,7 +223,8 @@ class SessionWatches:
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[NodeChanged | WatchReset]:
         """Yields the changes of the nodes at or below `prefix` after the revision `after`, until the caller stops.
-        Awaits `ready` before each attempt to attach the watch; `ready` may raise SessionExpired."""
+        Awaits `ready` before each attempt to attach the watch; `ready` may raise SessionExpired. Raises the errors of
+        `ready`, and those of `ZooKeeperConnection.request` except ConnectionLost, after which it tries again."""
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
@@ -329,8 +330,9 @@ T = TypeVar("T")
 
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
-    """Opens a session with ZooKeeper and returns the store. Tries for `timeout_s` seconds, then raises Unavailable.
-    Raises at once Unauthorized, and the errors of `check_tls_connection` if the address has TLS files."""
+    """Opens a session with ZooKeeper, whose timeout is `timeout_s` seconds, and returns the store. Tries for
+    `timeout_s` seconds, then raises Unavailable. Raises at once Unauthorized, and the errors of `check_tls_connection`
+    if the address has TLS files."""
     if address.access.ca:
         await check_tls_connection(address)
     return await ZookeeperStore(world, address, timeout_s).start_or_close()

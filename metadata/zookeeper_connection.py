@@ -210,7 +210,8 @@ class ZnodeEvent:
 
 
 class ZookeeperAnswer(NamedTuple):
-    """ZooKeeper's answer to a request, and a zxid (ZooKeeper's number of a transaction)."""
+    """ZooKeeper's answer to a request. `value` depends on the request (see the methods of ZooKeeperConnection); `zxid`
+    is ZooKeeper's number of a transaction."""
 
     value: Any
     zxid: int  # of the server's tree when it answered
@@ -373,8 +374,9 @@ class ZooKeeperConnection:
         self, request: Any, then: Callable[[ZookeeperAnswer], None] | None = None
     ) -> asyncio.Future[ZookeeperAnswer]:
         """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError:
-        BackPressure if WAITING_REQUESTS_MAX requests wait, ConnectionLost if the connection breaks before the answer.
-        Also calls `then` with the answer, in the order in which answers and watch events arrive."""
+        BackPressure if WAITING_REQUESTS_MAX requests wait, ConnectionLost if the connection breaks before the answer,
+        SessionExpired, Unauthorized if the access list of the znode does not admit this process, InternalError for any
+        other failure. Also calls `then` with the answer, in the order in which answers and watch events arrive."""
         future: asyncio.Future[ZookeeperAnswer] = self._loop.create_future()
         if self._waiting >= WAITING_REQUESTS_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))

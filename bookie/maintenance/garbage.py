@@ -289,8 +289,7 @@ class GarbageCollector:
         self._went_back = went_back
         self._compare_metadata = compare_metadata
         self._accepted: AcceptedMetadataState | None = None
-        # more than DOUBTFUL_DELETIONS_SHARE of the ledgers: the last pass left them for `doubt_s`
-        self._doubtful = BitMap64()
+        self._doubtful = BitMap64()  # above DOUBTFUL_DELETIONS_SHARE: the last pass left them for `doubt_s`
         self._unexplained = BitMap64()  # of what the last pass missed: not known to be deleted
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False

@@ -15,7 +15,8 @@ and what follows:
 It changes nothing else. Its position is in the note `scrub` of the data directory (format/mark.py, magic "MGN-SCRB"),
 written at most once in PROGRESS_SAVE_INTERVAL_S; after a restart it continues there. Its rate is that of one pass in
 `scrub_pass_s`, at least SCRUB_BYTES_PER_S_MIN. The next pass begins when that time is over. Deleted ledgers are left
-out. Guarded by tests/bookie/maintenance/test_scrub.py. """
+out. Guarded by tests/bookie/maintenance/test_scrub.py.
+"""
 
 from __future__ import annotations
 
@@ -367,8 +368,8 @@ class QuarantineReports:
 # log with the bad record, so that no scrubber finds it again.) `on_entries_quarantined` reports the entries to the
 # metadata at once and wakes `run`. `run` restores each ledger that has quarantined entries
 # (bookie/maintenance/restore.py; it leaves an open ledger to its writer), and makes a checkpoint, which ends the
-# quarantine and with it the report. What could not be repaired is tried again after REPAIR_PAUSE_S, then after twice as
-# long each time, up to REPAIR_PAUSE_S_MAX, because each try reads the ledger. Guarded by
+# quarantine and with it the report. What could not be repaired is tried again after PAUSE_S, then after twice as long
+# each time, up to REPAIR_PAUSE_S_MAX, because each try reads the ledger. Guarded by
 # tests/bookie/maintenance/test_entry_repairer.py.
 
 
@@ -398,8 +399,8 @@ class EntryRepairer:
         self._asked.set()
 
     async def run(self) -> None:
-        """Repairs quarantined entries until the task is cancelled. While some are left, tries again after
-        REPAIR_PAUSE_S seconds, then after twice as long each time, up to REPAIR_PAUSE_S_MAX. Only logs errors."""
+        """Repairs quarantined entries until the task is cancelled. While some are left, tries again after PAUSE_S
+        seconds, then after twice as long each time, up to REPAIR_PAUSE_S_MAX. Only logs errors."""
         pause_s = REPAIR_PAUSE_S
         while True:
             try:

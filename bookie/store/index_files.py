@@ -21,8 +21,8 @@ that have not begun here. Guarded by tests/bookie/test_newcomers.py, tests/booki
 **The table of ledgers** (`LedgerTable`) has the ledgers that have not changed lately, as in the ledger index: about 50
 bytes each, sorted, in leaves. A table is never changed. A checkpoint makes a new table in the flush worker: it merges
 what changed into new leaves, and shares the others with the table before. So the event loop never walks over all
-ledgers, and readers keep a whole table. A leaf is up to `2 * LEAF_RECORDS` records of format/ledger_index.py, byte for
-byte: loading is slicing, and a rewrite of the ledger index writes the leaves one after the other.
+ledgers, and readers keep a whole table. A leaf is up to `2 * RECORDS_PER_LEAF` records of format/ledger_index.py, byte
+for byte: loading is slicing, and a rewrite of the ledger index writes the leaves one after the other.
 
 `LedgerTableLoader` makes a table from a ledger index file: each checkpoint appended its ledgers in ascending order,
 later records replace earlier ones. Guarded by tests/bookie/store/test_ledger_table.py.

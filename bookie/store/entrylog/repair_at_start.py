@@ -53,8 +53,8 @@ from .files import entry_log_file_name, entry_log_index_file_name
 #
 # Consecutive records of one ledger in ascending order become one extent, as a flush would have written them; groups of
 # about ENTRIES_PER_GROUP entries bound the memory. The file is made under a temporary name, synced, renamed: a crash
-# leaves the old index or the new one. A log that lost its end is cut there, so that index and log agree again. All of
-# it runs in a worker. Guarded by tests/bookie/store/test_rebuild.py.
+# leaves the old index or the new one. A log that lost its end is cut there, so that index and log agree again.
+# All of it runs in a worker. Guarded by tests/bookie/store/test_rebuild.py.
 
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
