@@ -242,8 +242,8 @@ class Bookies:
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[PeerReply]:
-        """Sends a request to a bookie. Returns a future of the reply (see `Peer.request`). Raises no error itself: if
-        the bookie was never registered, the future fails with Unavailable."""
+        """Sends a request to a bookie. Returns a future of the reply (see `Peer.request`). Raises no error itself: the
+        future fails with Unavailable if the bookie was never registered, and with the errors of that method."""
         return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
@@ -321,7 +321,7 @@ class Bookies:
 
     async def choose_bookies_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
         """Chooses bookies like `choose_bookies`. If there are too few, lists the bookies again and chooses once more,
-        because the watch may lag. Raises NotEnoughBookies, and the metadata's errors."""
+        because the watch may lag. Raises the errors of `choose_bookies`, and the metadata's errors."""
         try:
             return self.choose_bookies(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -332,7 +332,7 @@ class Bookies:
         self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None
     ) -> list[str]:
         """Chooses `count` distinct writable bookies for copies and returns them. Raises NotEnoughBookies, with the
-        fields `wanted` and `available`.
+        fields `wanted` and `available`; InvalidConfiguration if `write_quorum` is larger than `count`.
 
         With `write_quorum`, for a new ledger, every write set must cover the smallest number of racks. Without
         `write_quorum`, the bookies in `exclude` have copies already; they are not chosen, and other racks than theirs

@@ -112,8 +112,8 @@ _FLAGS = int(BookieRequestFlags.FENCE | BookieRequestFlags.RECOVERY)
 _FLAGS_OF = tuple(BookieRequestFlags(value) for value in range(_FLAGS + 1))
 FLAGS_WITH_FENCE = tuple(each for each in _FLAGS_OF if BookieRequestFlags.FENCE in each)
 FLAGS_WITH_RECOVERY = tuple(each for each in _FLAGS_OF if BookieRequestFlags.RECOVERY in each)
-"""All flags that contain RECOVERY; FLAGS_WITH_FENCE has all that contain FENCE. `flags in FENCING` costs a comparison
-or two, an operator of a Flag several calls."""
+"""All flags that contain RECOVERY; FLAGS_WITH_FENCE has all that contain FENCE. `flags in` it costs a comparison or two, an
+operator of a Flag several calls."""
 _OP_OF = {int(op): op for op in BookieOperation}
 _ADD = int(BookieOperation.ADD)
 _ADD_HEAD = struct.pack(">BBH", PEER_PROTOCOL_VERSION, _ADD, 0)
@@ -257,7 +257,7 @@ def decode_answer(head: bytes) -> BookieAnswerHead:
 def extend_checksum_by_entry(before: bytes, header: bytes, payload_bytes: int) -> int:
     """Returns the CRC32C of some bytes followed by a stored entry, without reading the entry's payload. `before` is the
     CRC32C of these bytes. `header` is the header of the entry, which must be verified; its checksum is used instead of
-    the payload."""
+    the payload. `payload_bytes`: the size of its payload."""
     # what the header's own checksum began with goes
     known = crc32c(before + header) ^ crc32c(header[:CHECKSUMMED_HEADER_BYTES])
     return combine_checksums(known, int.from_bytes(header[CHECKSUMMED_HEADER_BYTES:]), payload_bytes)
@@ -286,7 +286,8 @@ _RUN = struct.Struct(">qq")
 
 
 def encode_stored_runs(runs: Iterable[tuple[int, int]]) -> bytes:
-    """Encodes the runs of entries (first, last) of an answer to a HELD request; both ends are included."""
+    """Encodes the runs of entries (first, last) of an answer to a HELD request; both ends are included. Returns the
+    bytes of the only frame."""
     return b"".join([_RUN.pack(first, last) for first, last in runs])
 
 

@@ -136,7 +136,8 @@ def shuffle_by_weight(candidates: Sequence[BookieCandidate], rng: RandomSource) 
 
 def compute_candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str, float]:
     """Returns the weight of each candidate, by bookie. The weights are proportional to the free bytes; the median is 1,
-    the largest is BOOKIE_WEIGHT_RATIO_MAX."""
+    the largest possible is BOOKIE_WEIGHT_RATIO_MAX. A candidate that does not report its free bytes gets the smallest
+    weight; if none reports them, all weights are 1."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
         return {each.bookie: 1.0 for each in candidates}
@@ -296,9 +297,9 @@ def reduce_striping(wanted: Striping, well: int, shrink: StripingReduction) -> S
 # The bookies that failed, were slow or sent damage lately: reads ask them last. Pure; one for all readers of a client.
 #
 # Each event adds to the bookie's weight: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the
-# entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most FAULT_WEIGHT_MAX and halves
-# every `half_life_s`; below FAULT_FORGET_RATE it is dropped. So one time-out is remembered for two half-lives, a bookie
-# that always hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out,
+# entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most FAULT_WEIGHT_MAX and halves every
+# `half_life_s`; below FAULT_FORGET_RATE it is dropped. So one time-out is remembered for two half-lives, a bookie that
+# always hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out,
 # because it may be the only one that has the entry. New ensembles follow other rules (bookies.py: failures count,
 # slowness does not). `counts` never fall: bookie → kind → events. Guards: tests/ledger/test_bookie_health.py.
 

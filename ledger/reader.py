@@ -98,8 +98,8 @@ class LedgerReader:
         early where the bookie that answered does not have the next entry.
 
         Raises InvalidRequest if the range is not within 0 … `last_entry`. Raises DataLost if the first entry is
-        certainly lost, Unavailable if it cannot be read now. Raises LedgerNotFound if the ledger was deleted, and the
-        errors of the metadata."""
+        certainly lost, Unavailable if it cannot be read now from any bookie. Raises LedgerNotFound if the ledger was
+        deleted, and the errors of the metadata."""
         entries = await self.read_stored(first, last, bytes_max)
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 

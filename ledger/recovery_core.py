@@ -145,7 +145,8 @@ class SendRead(NamedTuple):
 
 class CloseRecoveredLedger(NamedTuple):
     """Effect: close the ledger, by changing its record from IN_RECOVERY to CLOSED. The next fact is LedgerRecordClosed
-    or RecoveredCloseRefused."""
+    or RecoveredCloseRefused. `last_entry`: the id of its last entry, -1: it is empty; `length`: its payload bytes;
+    `fragments`: its fragments with the ensembles that this recovery changed."""
 
     last_entry: int
     length: int

@@ -489,7 +489,7 @@ class UnderReplicatedRecord(MetadataRecord, frozen=True, kw_only=True):
     in_recovery: bool = False  # its recovery was begun and has not ended
     since_ms: int = 0
     attempts: int = 0  # since the last change of `bookies`
-    stuck: str = ""  # why the last attempt did not repair it: a value of `Stuck`
+    stuck: str = ""  # why the last attempt did not repair it: a value of `StuckReason`
     last_error: str = ""
     retry_ms: int = 0  # no attempt before this wall-clock time
 

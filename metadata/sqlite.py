@@ -277,7 +277,7 @@ class SqliteStore:
         """Ends the process, because the content of the disk is unknown. Returns an error for tests, in which the
         process goes on."""
         self._world.files.end_process(str(error))
-        return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
+        return InternalError(str(error))  # where `end_process` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[CommitOperation], session: str) -> TreeJobResult:
