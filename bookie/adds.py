@@ -53,8 +53,8 @@ from .store.store import Store
 # Requests that wait at a bookie, counted in bytes of memory: in all, and of each connection.
 #
 # A request costs its frames and REQUEST_MEMORY_BYTES for the memory that Python needs until it is answered, so that a
-# flood of empty requests is bounded too. One connection has at most SHARE of the bound, so that there is room for
-# others. A lone request is always taken: it may be larger than a small bound.
+# flood of empty requests is bounded too. One connection has at most CONNECTION_BUDGET_SHARE of the bound, so that there
+# is room for others. A lone request is always taken: it may be larger than a small bound.
 
 
 REQUEST_MEMORY_BYTES = 1024

@@ -139,7 +139,8 @@ class BookieRegistration:
         """Writes the ephemeral node that registers the bookie, in place of an older one. Raises InvalidConfiguration if
         an operator has deleted the bookie, or if the metadata is older than the bookie has seen it. Raises NewerFormat
         if the upgrade of the cluster was finished meanwhile, and this process is older. Raises Unavailable if the
-        cookie record changes at each of COOKIE_ATTEMPTS_MAX attempts, and the errors of the metadata."""
+        cookie record changes at each of COOKIE_ATTEMPTS_MAX attempts, the errors of the metadata, and OSError or
+        NoFileDescriptor if the free space of the disk cannot be measured."""
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
@@ -238,8 +239,9 @@ class BookieRegistration:
 #
 #     at each start                 the end of what was replayed (identity.py `record_bookie_start`)
 #     before the first answer       after a start: answers wait for this note, once; a copy of before the start is told
-# POSITION_WRITE_INTERVAL_S after a later answer   of what is synced by then, also of the next journal; nothing when
-# nothing moved at an orderly end             of all that was answered
+#     POSITION_WRITE_INTERVAL_S after a later answer
+#                                   of what is synced by then, also of the next journal; nothing when nothing moved
+#     at an orderly end             of all that was answered
 #
 # What it costs: no add waits for it but the first ones; one commit in POSITION_WRITE_INTERVAL_S while there are adds.
 # What it does not see: a copy of less than POSITION_WRITE_INTERVAL_S before a crash, of the same start, which lacks
@@ -357,7 +359,8 @@ class DiskState(enum.Enum):
 
 class DiskLimits(NamedTuple):
     """The limits by which `decide_disk_state` decides: used shares of the disk (0 to 1), and a smallest number of free
-    bytes."""
+    bytes. TIGHT: at least `warn_share` is used; FULL: at least `full_share`. A full disk becomes writable below
+    `low_water_share`."""
 
     full_share: float
     low_water_share: float

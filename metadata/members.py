@@ -1,8 +1,8 @@
 """The members of a secured cluster: the keys of `/members`, kept by a watch.
 
     members = await Members.start(world, open_session, "bookie", "host-1")    writes our key, and reads those of others
-    world = members.make_world_with_member_keys(world)                                  its network has our keys, and
-    asks theirs await members.close()
+    world = members.make_world_with_member_keys(world)            its network has our keys, and asks peers for theirs
+    await members.close()
 
 Each process makes a pair of keys at its start, and writes the public one to `/members/<role>/<key>`, an ephemeral of a
 session of its own: a restart renews the key, and a dead process' key is refused once its session ends. Who may write

@@ -92,7 +92,8 @@ class IndexGroupHeader(NamedTuple):
 
 def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], start: int) -> tuple[Extent, bytes]:
     """Makes an extent of the ascending `entries`. Returns the extent and the encoded bytes of its table. `offsets` are
-    the offsets of the records relative to `start`, followed by the end of the last record."""
+    the offsets of the records relative to `start`, followed by the end of the last record. The last entry must be at
+    most ENTRY_DELTA_MAX after the first one."""
     first = entries[0]
     table = _words([entry - first for entry in entries]) + _words(offsets)
     return Extent(ledger, first, entries[-1], len(entries), offsets[-1], start, crc32c(table)), table

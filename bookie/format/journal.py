@@ -166,8 +166,8 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
-    """A record of the journal. `entry` is -1 if the record's type has no entry id. The `payload` of an ADD record is
-    the stored entry."""
+    """A record of the journal. `entry` is the entry id of an ADD, the explicit LAC of a LAC, the last ledger of a
+    TOMBSTONE, and -1 for a FENCE or a KEY. The `payload` of an ADD record is the stored entry."""
 
     type: RecordType
     ledger: int
@@ -220,8 +220,8 @@ def round_up_to_alignment(size: int) -> int:
 
 
 def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> tuple[bytes, int]:
-    """Encodes the header of a journal record. Returns the header, and the size in bytes of the whole record. The
-    payload is not copied: the caller must write its buffers after the header."""
+    """Encodes the header of a journal record. Returns the header, and the size in bytes of the whole record. `entry`:
+    as in JournalRecord. The payload is not copied: the caller must write its buffers after the header."""
     length = 0
     for buffer in payload:
         length += len(buffer)

@@ -117,9 +117,9 @@ def find_missing_journals(snapshot: StoreSnapshot) -> Iterator[FileDamage]:
 
 def walk_journal(snapshot: StoreSnapshot, number: int, start: int = 0) -> Iterator[JournalFinding]:
     """Yields the content of journal `number`: first an OpenedJournalFile, then the blocks, from the first block at or
-    after the offset `start`. Yields a FileDamage for each damaged part, a TornTail if the last write was not
-    finished, and a RemovedFile if the bookie has removed the file. Raises InvalidRequest if the file has a newer
-    format than this Magnetar knows."""
+    after the offset `start`. Yields a FileDamage for each damaged part, a TornTail if the last write was not finished,
+    and a RemovedFile if the bookie has removed the file. Raises InvalidRequest if the file has a newer format than this
+    Magnetar knows, OSError if the file cannot be read."""
     path = snapshot.path(JOURNAL_FOLDER, journal_file_name(number))
     file = open_file(snapshot, path)
     if file is None:

@@ -114,7 +114,8 @@ def committed_ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, in
 def snapshot_directory(files: Files, directory: str) -> StoreSnapshot:
     """Reads the cookie and the checkpoint mark of a bookie's data directory and returns a snapshot of the directory.
     Damage is in the snapshot's `damages`. Raises NotFound if the directory does not belong to a bookie, InvalidRequest
-    if a file has a newer format than this Magnetar knows."""
+    if a file has a newer format than this Magnetar knows, and OSError if a file cannot be opened or the directory
+    cannot be listed."""
     if not files.exists(directory):
         raise NotFound(f"there is no directory {directory}")
     names = files.list_directory(directory)

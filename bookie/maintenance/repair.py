@@ -62,8 +62,8 @@ from .repair_worker import EntryCopier, RepairConfig, RepairWorker
 #               hundreds itself, and a mark for each would only delay it
 #     damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once; one of a lost bookie
 #               and of a ledger that is gone, or closed without it, is removed: that bookie cannot take it back
-#     forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if that was asked
-#     for
+#     forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if an operator
+#               asked for that
 #
 # and, beside that, `check`: asks the bookies of a closed ledger which entries they hold (HELD), one ledger after the
 # other, `checks_per_s` at most and every ledger once in `check_pass_s`; who lacks some is marked INCOMPLETE. A bookie

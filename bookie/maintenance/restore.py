@@ -258,7 +258,7 @@ class LimboRestorer:
         more before. Returns, for each ledger that is still incomplete, a text that says what is missing.
 
         Raises InvalidRequest if the bookie is not in limbo. Raises NoSpace if the end of limbo cannot be stored, and
-        the errors of the metadata."""
+        the errors of the metadata and of `left`."""
         async with self._one_pass:
             if self.limbo_upto < 0:
                 raise InvalidRequest("the bookie is not in limbo")

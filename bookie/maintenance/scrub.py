@@ -66,7 +66,8 @@ FIRST_PASS_DELAY_S = 10.0
 
 class ScrubPosition(msgspec.Struct):
     """How far the present scrub pass is: all records before extent number `extent` of the log `log` have been checked.
-    The other fields are counts of this pass."""
+    The other fields are counts of this pass. `began_ms`: when the pass began, in ms since the epoch; 0: it has not
+    begun."""
 
     number: int = 1  # of the pass
     began_ms: int = 0
@@ -368,8 +369,8 @@ class QuarantineReports:
 # log with the bad record, so that no scrubber finds it again.) `on_entries_quarantined` reports the entries to the
 # metadata at once and wakes `run`. `run` restores each ledger that has quarantined entries
 # (bookie/maintenance/restore.py; it leaves an open ledger to its writer), and makes a checkpoint, which ends the
-# quarantine and with it the report. What could not be repaired is tried again after PAUSE_S, then after twice as long
-# each time, up to REPAIR_PAUSE_S_MAX, because each try reads the ledger. Guarded by
+# quarantine and with it the report. What could not be repaired is tried again after REPAIR_PAUSE_S, then after twice as
+# long each time, up to REPAIR_PAUSE_S_MAX, because each try reads the ledger. Guarded by
 # tests/bookie/maintenance/test_entry_repairer.py.
 
 
@@ -399,8 +400,8 @@ class EntryRepairer:
         self._asked.set()
 
     async def run(self) -> None:
-        """Repairs quarantined entries until the task is cancelled. While some are left, tries again after PAUSE_S
-        seconds, then after twice as long each time, up to REPAIR_PAUSE_S_MAX. Only logs errors."""
+        """Repairs quarantined entries until the task is cancelled. While some are left, tries again after
+        REPAIR_PAUSE_S seconds, then after twice as long each time, up to REPAIR_PAUSE_S_MAX. Only logs errors."""
         pause_s = REPAIR_PAUSE_S
         while True:
             try:
