@@ -203,7 +203,7 @@ _TODO = {
 
 class GracePeriod(NamedTuple):
     """How many seconds a ledger must be dead before the bookie deletes its data: `grace_s`, or `doubt_s` if unusually
-    many ledgers were deleted."""
+    many ledgers were deleted (DOUBTFUL_DELETIONS_SHARE)."""
 
     grace_s: float
     doubt_s: float  # when more than DOUBTFUL_DELETIONS_SHARE of the ledgers were deleted
@@ -305,7 +305,8 @@ class GarbageCollector:
 
     # ------------------------------------------------------------------------------------ intents
     async def plan_compaction(self, *, major: bool = True) -> list[EntryLogPlan]:
-        """Returns for each entry log the action that a compaction would take now, and its reason. Changes nothing."""
+        """Returns for each entry log the action that a compaction would take now, and its reason. Changes nothing.
+        Raises OSError if the directory of the logs cannot be listed."""
         return await self._store.compactor.plan_compaction(self._policy, major=major)
 
     async def run_pass(

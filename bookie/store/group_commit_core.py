@@ -15,8 +15,8 @@ Rules (invariants 14, 15):
 1. *Confirmed*: the groups of a block are confirmed when this block and all blocks before it in the file are synced.
    Answers have the order of `append_group`.
 2. *On their way*: at most `BLOCKS_IN_FLIGHT_MAX` blocks are written and not answered. `WriteBlock.synced_upto` says
-what was synced
-   when the block was made: a reader takes a bad block before that offset for damage, and after it for a torn tail.
+   what was synced when the block was made: a reader takes a bad block before that offset for damage, and after it for a
+   torn tail.
 3. *Next segment*: it begins when no block is on its way, because its header says that all of its predecessor up to
    `BeginSegment.end` is synced. Nothing after that offset is read.
 4. *Full disk*: the first block that finds no room is refused. All blocks after it that are on their way are refused

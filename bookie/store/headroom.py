@@ -89,7 +89,7 @@ class DiskReserve:
 
     def release(self) -> bool:
         """Deletes the reserve file, which frees its disk space. Sets `held` to False. Returns whether there was a file
-        to delete."""
+        to delete. Raises OSError if it cannot be deleted."""
         self.held = False
         if not self._files.exists(self._path):
             return False
@@ -98,7 +98,8 @@ class DiskReserve:
 
     def fill_to_share(self, used_share_max: float) -> None:
         """Allocates the reserve file and sets `held`. Does nothing if more than the share `used_share_max` of the disk
-        would be used afterwards, or if the disk has no room. Raises NoFileDescriptor."""
+        would be used afterwards, or if the disk has no room. Raises NoFileDescriptor, or OSError if the directory
+        cannot be listed."""
         total, free = self._files.disk_usage(self._directory)
         size = self.size_bytes()
         missing = max(size - self._there(), 0)
@@ -154,7 +155,7 @@ class DiskHeadroom:
         self.on_no_space = on_no_space
 
     async def measure_disk(self) -> tuple[int, int]:
-        """Returns (size, free space) of the disk with the data directory, in bytes."""
+        """Returns (size, free space) of the disk with the data directory, in bytes. Raises OSError."""
         return await self._worker.run(self._files.disk_usage, self._directory)
 
     @property

@@ -130,8 +130,9 @@ OnDurable = Callable[[bool], None]
 
 
 class JournalRecordGroup(msgspec.Struct):
-    """A group of journal records: those that were enqueued between two calls of `seal_group`. `done` are the functions
-    to call when the group is written."""
+    """A group of journal records: those that were enqueued between two calls of `seal_group`. `headers` are the headers
+    of the records, `buffers` all bytes to write, `size` the bytes of the records. `done` are the functions to call when
+    the group is written. `sealed_at`: when it was sealed, in seconds of the monotonic clock."""
 
     headers: list[bytes] = []
     buffers: list[Buffer] = []
@@ -216,7 +217,8 @@ class Journal:
     # ------------------------------------------------------------------------------------ life
     async def start(self, previous: JournalPosition) -> None:
         """Begins a new journal file; from then on records may be enqueued. `previous` is the position at which the
-        journal of the last process ends. Raises NoSpace if the disk is full."""
+        journal of the last process ends. Raises NoSpace if the disk is full, OSError if the directory cannot be
+        listed."""
         segments = self._segments
         worker = self._workers[0]
         await worker.run(segments.adopt_spare_files)

@@ -158,7 +158,7 @@ class JournalSegments:
 
     def adopt_spare_files(self) -> None:
         """Called at a start: takes over the finished spare files of the last process, and removes the unfinished ones.
-        Must run in a worker."""
+        Must run in a worker. Raises OSError if the directory cannot be listed or a file cannot be removed."""
         for name in self._files.list_directory(self._directory):
             path = join_path(self._directory, name)
             if name.startswith(FILLING_PREFIX):
@@ -340,7 +340,7 @@ class _Source(NamedTuple):
 class JournalReader:
     """Reads the blocks of the journal at a start, from the position `start` to the last valid block. `damages` is the
     damage found so far, `end` the position after the last block that counts. Must be used by one worker. The
-    constructor raises ForeignFile or NewerFormat."""
+    constructor raises ForeignFile, NewerFormat or OSError."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, start: JournalPosition) -> None:
         self._files = files
@@ -359,7 +359,8 @@ class JournalReader:
 
     def read_blocks(self, bytes_max: int) -> list[ReplayedBlock]:
         """Reads and returns the next blocks, of about `bytes_max` bytes together. Sets `finished` when there are no
-        more; then the list may be empty. Adds damage that it finds to `damages`."""
+        more; then the list may be empty. Adds damage that it finds to `damages`. Raises OSError if a file cannot be
+        opened or read."""
         found: list[ReplayedBlock] = []
         size = 0
         while size < bytes_max and not self.finished:

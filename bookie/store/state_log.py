@@ -242,7 +242,7 @@ class DataLossLog:
 
     def load(self) -> None:
         """Reads the data losses that an earlier start recorded. If the file is damaged, that is another data loss.
-        Raises NewerFormat."""
+        Raises NewerFormat, or OSError if the file cannot be read."""
         if not self._files.exists(self._path):
             return
         try:
@@ -294,7 +294,7 @@ class DataLossLog:
 
 def read_or_raise_damaged(path: str, read: Callable[[], T]) -> T:
     """Returns the result of `read`, which reads the file `path`. Raises DamagedFile instead of the OSError if the disk
-    cannot read a sector."""
+    cannot read a sector. Raises other errors of `read` as they are."""
     try:
         return read()
     except OSError as error:

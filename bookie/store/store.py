@@ -152,8 +152,8 @@ async def load_store(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: RecordedDirectoryState, workers: StoreWorkers
 ) -> LoadedStore:
     """Does steps 1 to 5 of the start of a store: reads and repairs its files and replays the journal. Returns the parts
-    of the store. Raises ForeignFile, NewerFormat or NoSpace, and the errors of `known.upto`. The caller must close the
-    workers."""
+    of the store. Raises ForeignFile, NewerFormat, NoSpace or OSError, and the errors of `known.upto`. The caller must
+    close the workers."""
     files, entries = world.files, join_path(directory, boot.ENTRIES_FOLDER)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_store_files, files, directory, uuid, losses)
@@ -393,7 +393,7 @@ class Store:
         ports: StoreCallbacks | None = None,
     ) -> Store:  # fmt: skip
         """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. On a full disk
-        frees the disk reserve and begins again. Raises ForeignFile, NewerFormat or NoSpace, and the errors of
+        frees the disk reserve and begins again. Raises ForeignFile, NewerFormat, NoSpace or OSError, and the errors of
         `known.upto`."""
         config, known, ports = config or StoreConfig(), known or RecordedDirectoryState(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)
@@ -561,7 +561,8 @@ class Store:
 
     async def leave_limbo(self) -> None:
         """Ends the bookie's limbo, because all lost data was restored or given up. This is durable when the call
-        returns. Raises NoSpace: then limbo continues."""
+        returns. Raises NoSpace: then limbo continues, unless `descriptors.limbo_upto` is -1 already, because only the
+        list of losses could not be deleted."""
         upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
         try:
@@ -644,7 +645,7 @@ class Store:
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` of the ledger are durable here, by memory and the index. Does not
-        read the entries."""
+        read the entries. Special cases are those of `StoredEntryFinder.find_stored_entries`."""
         return await self._held.find_stored_entries(ledger, first, last)
 
     async def read_extent_from_disk(

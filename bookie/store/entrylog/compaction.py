@@ -144,7 +144,7 @@ class EntryLogCompactor:
     # ------------------------------------------------------------------------------------ what there is
     async def list_log_usage(self) -> list[EntryLogUsage]:
         """Returns how much of each entry log is live, in ascending order of log numbers. Leaves out logs that are
-        drained, made meanwhile or removed meanwhile."""
+        drained, made meanwhile or removed meanwhile. Raises OSError if the directory cannot be listed."""
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[EntryLogUsage] = []
@@ -171,7 +171,7 @@ class EntryLogCompactor:
 
     async def plan_compaction(self, policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
         """Returns for each entry log the action that a compaction would take now, and its reason, in ascending order of
-        log numbers. Changes nothing."""
+        log numbers. Changes nothing. Raises OSError if the directory cannot be listed."""
         return plan_entry_logs(await self.list_log_usage(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
@@ -183,8 +183,8 @@ class EntryLogCompactor:
         with few living bytes, so that they can be compacted. Returns what was done. Waits for a compaction that is
         running.
 
-        A log that the disk has no room to move stays. Raises NoSpace if the disk has no room for the deletions, and
-        DamagedFile if an index is found damaged during a move."""
+        A log that the disk has no room to move stays. Raises NoSpace if the disk has no room for the deletions,
+        DamagedFile if an index is found damaged during a move, and OSError if a file cannot be read or removed."""
         async with self._lock:
             before = dict(self.counters)
             deleted, compacted = await self._run(policy or _DELETE, major, roll, on_progress)

@@ -196,7 +196,7 @@ def group_logs_to_move(
 # The live bytes of an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
 #
 # `LogUsageCounter` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory
-# and does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living
+# and does not block the interpreter. The plan decides from its `usage_so_far`. The number of living
 # ledgers is exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in
 # many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
 
@@ -217,8 +217,8 @@ class DeletedLedgers:
 
 
 class LogUsageCounter:
-    """Counts the living bytes of one entry log, one part of its index per call of `run_step`; then `facts` has the
-    result. `opened`: the committed ends of the log's files; None: the log is closed. Must be used in a worker."""
+    """Counts the living bytes of one entry log, one part of its index per call of `run_step`; then `usage_so_far` has
+    the result. `opened`: the committed ends of the log's files; None: the log is closed. Must be used in a worker."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: EntryLogState, opened: OpenLogEnds | None,
@@ -276,7 +276,7 @@ class LogUsageCounter:
 
 
 def file_size(files: Files, path: str) -> int:
-    """Returns the size of a file in bytes; 0 if the file does not exist."""
+    """Returns the size of a file in bytes; 0 if the file does not exist. Raises OSError if it cannot be opened."""
     return disk.read_file_size(files, path) if files.exists(path) else 0
 
 
@@ -334,7 +334,7 @@ class EntryMover:
     # ------------------------------------------------------------------------------------ listing
     def list_more_extents(self) -> bool:
         """Lists more of the extents that must be moved, one part per call. Returns False when all of them are listed.
-        Raises DamagedFile if an index is damaged."""
+        Raises DamagedFile if an index is damaged, OSError if it cannot be read."""
         if next(self._listing, None) is not None:
             return True
         self._packed.sort()
@@ -351,7 +351,8 @@ class EntryMover:
     # ------------------------------------------------------------------------------------ moving
     def run_step(self) -> int:
         """Reads and verifies more records; when enough records were read, writes and syncs them. Returns the number of
-        bytes read and written; 0: everything is moved. Raises NoSpace if the disk is full."""
+        bytes read and written; 0: everything is moved. Raises NoSpace if the disk is full; DamagedFile or OSError if
+        the index of a damaged extent cannot be read."""
         before = self._read
         while self._read - before < READ_STEP_BYTES and next(self._moving, False):
             pass
