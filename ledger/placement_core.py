@@ -63,7 +63,8 @@ class RandomSource(Protocol):
 
 
 class BookieCandidate(msgspec.Struct, frozen=True):
-    """A writable bookie that is not in the ensemble and may be chosen for it."""
+    """A writable bookie that is not in the ensemble and may be chosen for it. `bookie`: its uuid; `rack`: UNKNOWN_RACK
+    if it is not known; `quarantined`: it failed lately."""
 
     bookie: str
     rack: str
@@ -297,9 +298,9 @@ def reduce_striping(wanted: Striping, well: int, shrink: StripingReduction) -> S
 # The bookies that failed, were slow or sent damage lately: reads ask them last. Pure; one for all readers of a client.
 #
 # Each event adds to the bookie's weight: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the
-# entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most FAULT_WEIGHT_MAX and halves every
-# `half_life_s`; below FAULT_FORGET_RATE it is dropped. So one time-out is remembered for two half-lives, a bookie that
-# always hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out,
+# entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most FAULT_WEIGHT_MAX and halves
+# every `half_life_s`; below FAULT_FORGET_RATE it is dropped. So one time-out is remembered for two half-lives, a bookie
+# that always hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out,
 # because it may be the only one that has the entry. New ensembles follow other rules (bookies.py: failures count,
 # slowness does not). `counts` never fall: bookie → kind → events. Guards: tests/ledger/test_bookie_health.py.
 

@@ -129,7 +129,8 @@ class SendReadToBookie(NamedTuple):
 
 
 class EntriesRead(NamedTuple):
-    """Fact: the bookie answered the read with these stored entries, which are not verified yet."""
+    """Fact: the bookie answered the read with these stored entries, one in each of `frames`, which are not verified
+    yet."""
 
     bookie: str
     frames: Sequence[Buffer]

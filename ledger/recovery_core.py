@@ -177,14 +177,14 @@ class LedgerFencedAtBookie(NamedTuple):
 
 
 class FenceFailed(NamedTuple):
-    """Fact: the bookie did not answer the fence, or answered with an error. Whether the ledger is fenced there is
-    unknown."""
+    """Fact: the bookie in `slot` did not answer the fence, or answered with an error. Whether the ledger is fenced
+    there is unknown."""
 
     slot: int
 
 
 class EntryFound(NamedTuple):
-    """Fact: the bookie sent an undamaged copy of the entry. This is a vote that the entry exists."""
+    """Fact: the bookie in `slot` sent `stored`, an undamaged copy of `entry`. This is a vote that the entry exists."""
 
     entry: int
     slot: int
@@ -192,7 +192,7 @@ class EntryFound(NamedTuple):
 
 
 class EntryMissing(NamedTuple):
-    """Fact: the bookie has fenced the ledger and is certain that it does not have the entry (NO_SUCH_ENTRY,
+    """Fact: the bookie in `slot` has fenced the ledger and is certain that it does not have the entry (NO_SUCH_ENTRY,
     NO_SUCH_LEDGER). This is a vote that the entry does not exist."""
 
     entry: int
@@ -200,8 +200,8 @@ class EntryMissing(NamedTuple):
 
 
 class ReadFailed(NamedTuple):
-    """Fact: the bookie did not answer the read, sent damaged bytes, or answered UNKNOWN or an error. This is no
-    vote."""
+    """Fact: the bookie in `slot` did not answer the read, sent damaged bytes, or answered UNKNOWN or an error. This is
+    no vote."""
 
     entry: int
     slot: int

@@ -504,8 +504,9 @@ class TreeWatch:
         self.seen = revision
 
     def receive(self, answer: etcd.WatchResponse) -> list[NodeChanged]:
-        """Called with each message of etcd; returns the changes in it. If etcd has ended the watch, `is_compacted` is
-        true afterwards, or Unavailable is raised."""
+        """Called with each message of etcd; returns the changes in it; [] if the message is a part of a larger one, or
+        has no change. If etcd has ended the watch, `is_compacted` is true afterwards, or Unavailable is raised if etcd
+        gives another reason."""
         if answer.canceled:
             if not answer.compact_revision:
                 raise Unavailable(f"etcd ended a watch: {answer.cancel_reason or 'it says no reason'}")

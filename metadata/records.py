@@ -144,9 +144,9 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a ledger (ledger protocol §1.1). `state` is OPEN, IN_RECOVERY or CLOSED. `last_entry` and
-    `length` (bytes of all payloads) are valid only if the ledger is CLOSED. `created_ms`: in ms since the epoch; 0: not
-    known."""
+    """The metadata record of a ledger (ledger protocol §1.1). `state` is OPEN, IN_RECOVERY or CLOSED. `fragments` are
+    in ascending order of entries. `last_entry` and `length` (bytes of all payloads) are valid only if the ledger is
+    CLOSED. `created_ms`: in ms since the epoch; 0: not known."""
 
     kind = 3
     ledger_id: int
@@ -169,8 +169,8 @@ class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the ledgers that were deleted among the ids of one page (ledger/client.py). It outlives
-    the records of these ledgers."""
+    """The metadata record of the ledgers that were deleted among the ids of one page: page `n` has the ids from `n *
+    LEDGER_IDS_PER_PAGE` on (ledger/client.py). It outlives the records of these ledgers."""
 
     kind = 29
     page: int
@@ -374,7 +374,7 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeduplicationStateLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a topic's deduplication state is stored: in the last snapshot in the ledger `ledger_id`. If that is -1, the
-    state is computed again from the topic's log after the mark."""
+    state is computed again from the topic's log after the mark, the entry `mark_entry` of the ledger `mark_ledger`."""
 
     mark_ledger: int  # position at which the ledger's first snapshot was taken
     mark_entry: int
@@ -383,7 +383,7 @@ class DeduplicationStateLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where the outcomes of a topic's transactions are stored: in the last snapshot in the ledger `ledger_id`. If that
-    is -1, they are read from the topic's log after the mark."""
+    is -1, they are read from the topic's log after the mark, the entry `mark_entry` of the ledger `mark_ledger`."""
 
     mark_ledger: int  # no entry of a transaction is before it; or the position of the ledger's first snapshot
     mark_entry: int
@@ -392,7 +392,8 @@ class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompactedLedgerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The compacted form of a topic's messages up to and including the horizon (broker/log/compaction.py): the ledger
-    that contains it, and the number and size of the remaining messages."""
+    that contains it, and the number and size of the remaining messages. The horizon is the entry `horizon_entry` of the
+    ledger `horizon_ledger`. `compacted_ms`: when the compaction ended, in ms since the epoch."""
 
     ledger_id: int
     horizon_ledger: int
@@ -405,7 +406,8 @@ class CompactedLedgerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyIndexLocation(msgspec.Struct, frozen=True, array_like=True):
-    """Where the key index of a closed ledger is stored: in a ledger of its own (broker/log/key_indexes.py)."""
+    """Where the key index of a closed ledger is stored: in a ledger of its own (broker/log/key_indexes.py).
+    `ledger_id`: the closed ledger; `index_ledger_id`: the ledger that has its index."""
 
     ledger_id: int
     index_ledger_id: int
@@ -414,7 +416,7 @@ class KeyIndexLocation(msgspec.Struct, frozen=True, array_like=True):
 
 class LostRange(msgspec.Struct, frozen=True, kw_only=True):
     """A range of entries of a topic that every replica has lost. An operator has ordered that readers skip it
-    (broker/log/managed_ledger.py)."""
+    (broker/log/managed_ledger.py). `skipped_ms`: when the operator ordered it, in ms since the epoch."""
 
     ledger_id: int
     first_entry: int = 0
@@ -446,7 +448,8 @@ class TopicRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed ledger with the delivery times of delayed entries of a subscription (broker/subscription/delays.py)."""
+    """A closed ledger with the delivery times of delayed entries of a subscription (broker/subscription/delays.py).
+    `last_ms` is in ms since the epoch."""
 
     ledger_id: int
     entries: int
@@ -595,9 +598,9 @@ class IncarnationsRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule of a topic: a message, and when it is published (broker/session/schedules_core.py). One of `cron`,
-    `every_ms` and `at_ms` is set. `missed`: which of the times that passed without a broker are made up for: "skip"
-    (none), "last" or "all"."""
+    """A schedule of a topic: a message, and when it is published (broker/session/schedules_core.py). One of `cron` (in
+    the time zone `zone`), `every_ms` (a period in ms) and `at_ms` (a time in ms since the epoch) is set. `missed`:
+    which of the times that passed without a broker are made up for: "skip" (none), "last" or "all"."""
 
     name: str
     id: str  # random: another schedule of this name has another one
@@ -625,7 +628,8 @@ class SchedulesRecord(MetadataRecord, frozen=True, kw_only=True):
 class ScheduleProgressRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the progress of a schedule. `firing`: the times for which messages may be in the log
     already, because their publishing began. When it began, the last entry of the log of `partition` was
-    `last_ledger`:`last_entry`, and `log_end` was the index of its next message."""
+    `last_ledger`:`last_entry`, and `log_end` was the index of its next message. `firing` and `decided_ms` are in ms
+    since the epoch."""
 
     kind = 67
     id: str  # of the schedule

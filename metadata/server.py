@@ -147,8 +147,9 @@ class MetadataService:
         return wire.CommitReply(versions=done.versions, revision=done.revision)
 
     async def backup(self, request: wire.BackupRequest, context: CallContext) -> wire.BackupReply:
-        """Writes a copy of the metadata into the service's own folder. Raises Unauthorized if the caller is on another
-        machine, and the errors of `SqliteStore.back_up`."""
+        """Writes a copy of the metadata into the service's own folder, under the name in the request. Replies with its
+        path, revision and size in bytes. Raises Unauthorized if the caller is on another machine, and the errors of
+        `SqliteStore.back_up`."""
         if not is_local(context.peer.rpartition(":")[0].strip("[]")):
             raise Unauthorized("a backup is made for the metadata service's own machine only: run the command there")
         path, revision, size = await self._store.back_up(request.name)

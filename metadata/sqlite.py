@@ -146,7 +146,8 @@ class SqliteStore:
     async def open(cls, world: World, path: str) -> Self:
         """Opens the metadata file at `path` (IN_MEMORY_PATH: none, the tree is in memory alone) and returns the store.
         Deletes the ephemeral nodes of local sessions that ended with the former process. Raises Busy, DataLost,
-        InvalidConfiguration Unavailable, MetadataDiskFailed, or OSError if the folder of the file cannot be created."""
+        InvalidConfiguration, Unavailable, MetadataDiskFailed, or OSError if the folder of the file cannot be
+        created."""
         if path != IN_MEMORY_PATH:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")

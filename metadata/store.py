@@ -93,7 +93,8 @@ CommitOperation = PutNode | DeleteNode | CheckNodeVersion
 
 
 class NodeChanged(msgspec.Struct, frozen=True):
-    """A change of a metadata node: a commit that made the revision `revision` of the tree has written or deleted it."""
+    """A change of a metadata node: a commit that made the revision `revision` of the tree has written or deleted the
+    node at `path`. `version`: its new version; NODE_ABSENT (-1): it was deleted."""
 
     path: str
     version: int  # -1: deleted

@@ -107,7 +107,7 @@ class MetadataDiskFailed(Exception):
 
 
 class StoredNode(msgspec.Struct, frozen=True, gc=False):
-    """A metadata node as it was read from the file."""
+    """A metadata node as it was read from the file: its value, its version, and whether it is ephemeral."""
 
     value: bytes
     version: int

@@ -454,7 +454,8 @@ class MetadataSessions:
         return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Removes the sessions whose deadline has passed. Returns their ids, in the order in which they were opened.
+        """Removes the sessions whose deadline has passed. Returns their ids, in the order in which they were opened; []
+        if none has expired.
 
         If this call comes much too late (TIMER_LATE_S), this process itself was stopped. Then it removes no session,
         and gives all of them more time."""

@@ -355,7 +355,8 @@ class ZookeeperStore(SessionStore):
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
         """Opens the session, and creates the tree's root znode if it is missing. Raises Unavailable if that does not
-        succeed within the session's timeout, Unauthorized if this process may not access the root znode."""
+        succeed within the session's timeout, Unauthorized if this process may not access the root znode, and
+        ConnectionLost, TimedOut or SessionExpired if the connection is lost meanwhile."""
         self._start_keeper()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):

@@ -50,8 +50,8 @@ _HEAD_WORDS = EXTENT_HEAD_BYTES // 4
 class Extent(NamedTuple):
     """The head of an extent: a run of records of one ledger at log[start : start + length], in ascending entry order.
 
-    `first` and `last` are the smallest and the largest entry id; `entries` is the number of records; `table_crc` is the
-    checksum of the extent's table."""
+    `first` and `last` are the smallest and the largest entry id; `entries` is the number of records; `length` and
+    `start` are in bytes; `table_crc` is the CRC32C of the extent's table."""
 
     ledger: int
     first: int
@@ -157,8 +157,8 @@ class ExtentHeadColumns(NamedTuple):
 
 
 def decode_head_columns(heads: bytes) -> ExtentHeadColumns:
-    """Decodes whole extent heads into columns. Verifies nothing: the caller must have verified the checksum of these
-    bytes."""
+    """Decodes whole extent heads and returns them as columns. Verifies nothing: the caller must have verified the
+    checksum of these bytes."""
     words = array("I", heads)
     if sys.byteorder == "little":
         words.byteswap()

@@ -193,5 +193,6 @@ def encode_cookie(cookie: Cookie) -> bytes:
 
 
 def decode_cookie(data: bytes, path: str) -> Cookie:
-    """Decodes the content of a cookie file. Raises DamagedFile or NewerFormat; `path` is named in the error text."""
+    """Decodes the content of a cookie file and returns the cookie. Raises DamagedFile or NewerFormat; `path` is named
+    in the error text."""
     return decode_checksummed_json(data, COOKIE_MAGIC, Cookie, path)

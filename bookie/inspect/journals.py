@@ -66,8 +66,8 @@ class JournalBlock(NamedTuple):
 
 
 class TornTail(NamedTuple):
-    """The bytes of a journal from `offset` on, where an unfinished write left an incomplete block. No entry in these
-    bytes was acknowledged, and the next start of the bookie ignores them."""
+    """The bytes of the journal file `path` from `offset` on, where an unfinished write left an incomplete block. No
+    entry in these bytes was acknowledged, and the next start of the bookie ignores them."""
 
     path: str
     offset: int
@@ -93,7 +93,8 @@ def list_journal_numbers(snapshot: StoreSnapshot) -> list[int]:
 
 def list_spare_journal_names(snapshot: StoreSnapshot) -> list[str]:
     """Returns the names of the spare journal files: the files that wait to become the next journal, and a file that is
-    still being filled with zeros. Raises OSError if the directory cannot be listed."""
+    still being filled with zeros. Returns [] if there is no journal folder. Raises OSError if the directory cannot be
+    listed."""
     path = snapshot.path(JOURNAL_FOLDER)
     if not snapshot.files.exists(path):
         return []

@@ -74,7 +74,8 @@ class JournalSummary(NamedTuple):
 
 class StoreSummary(NamedTuple):
     """The summary of a bookie's store: its entry logs, its journals, and the numbers of ledgers, tombstones and other
-    facts in its ledger index."""
+    facts in its ledger index. `spare_bytes`: the size of the spare journal files. `limbo_upto` and `fenced_upto` are
+    ledger ids; -1: none."""
 
     directory: str
     logs: list[EntryLogSummary]

@@ -207,8 +207,8 @@ class FinalFragment(NamedTuple):
 
 
 class CopyGap(NamedTuple):
-    """A missing or incomplete copy of a fragment: `missing` are the entries of the fragment that must still be stored
-    at `slot` of the ensemble."""
+    """A missing or incomplete copy of a fragment: The fragment has the entries `first … last`; `missing` are the
+    entries of the fragment that must still be stored at `slot` of the ensemble."""
 
     first: int  # of the fragment
     last: int
@@ -236,8 +236,8 @@ class RecoverLedger(NamedTuple):
 
 
 class WaitForNextAttempt(NamedTuple):
-    """Step of a repair: leave the repair mark, and try again later. `text` says what is wrong. `seconds`: the time to
-    the next attempt; 0: as after any failed attempt."""
+    """Step of a repair: leave the repair mark, and try again later. `why` is the reason, and `text` says what is wrong.
+    `seconds`: the time to the next attempt; 0: as after any failed attempt."""
 
     why: StuckReason
     text: str

@@ -73,7 +73,8 @@ _ADD = int(RecordType.ADD)
 
 class LoadedStoreFiles(NamedTuple):
     """What steps 1 to 4 of the start of a store found in its files: the mark, the ledger index and its content, and the
-    groups of all index files."""
+    groups of all index files. `marks_written`: how many marks the store has written; 0: its mark was lost. `last_log`:
+    the highest number of a committed entry log."""
 
     mark: CheckpointMark
     marks_written: int
@@ -182,7 +183,8 @@ class JournalReplay:
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> JournalPosition:
         """Replays the journal after the checkpoint mark into the memtable. Returns the position at which the journal
-        ends. Damage becomes a data loss and does not stop the replay. Raises ForeignFile, NewerFormat or NoSpace.
+        ends. Damage becomes a data loss and does not stop the replay. Raises ForeignFile, NewerFormat, NoSpace or
+        OSError.
 
         Three things run at the same time: `worker` reads blocks, the event loop applies them, and `writer` flushes the
         entries that were applied before. Doing these one after the other would take twice as long."""

@@ -61,7 +61,8 @@ that a worker has its next block when it has written one."""
 
 # ---------------------------------------------------------------------------------------- facts
 class SegmentBegun(NamedTuple):
-    """Fact: a new journal file (segment) is durable, with its header and its name. Blocks can be written to it."""
+    """Fact: a new journal file (segment) is durable, with its header and its name. `number`: its number. Blocks can be
+    written to it."""
 
     number: int
     size: int  # bytes that are filled ahead
@@ -99,7 +100,8 @@ GroupCommitFact = SegmentBegun | NoRoomForSegment | BlockSynced | NoRoomForBlock
 # ---------------------------------------------------------------------------------------- effects
 class WriteBlock(NamedTuple, Generic[G]):
     """Effect: write this block to the journal and sync it. Before that, write and sync `BLOCK_ALIGNMENT_BYTES` zero
-    bytes at each offset of `zeros`."""
+    bytes at each offset of `zeros`. `groups`: the groups whose records are in the block. `records`: their number.
+    `synced_upto`: the offset up to which the journal file is synced when the block is made."""
 
     groups: tuple[G, ...]
     sequence: int  # counts from 0 in each file

@@ -135,7 +135,8 @@ class DirectoryAtStart(NamedTuple):
 class BookieIdentity(msgspec.Struct, frozen=True):
     """The identity of a bookie whose data directory this process has locked. `known` is the bookie's cookie record as
     it was before this start, `version` its version. `losses` are the reasons why data is known to be missing. The owner
-    must close `lock` when it has ended."""
+    must close `lock` when it has ended. `instance`: the id of the cluster. `place`: the name of the directory in the
+    metadata."""
 
     uuid: bytes
     instance: str

@@ -266,7 +266,8 @@ class LedgerExtents:
 
 class MissingIndexPages(NamedTuple):
     """The result of `find_extents_of_ledger_in_log` if pages of the index must be read from the disk first. The extents
-    in `pages` and those in `known` together are all extents of the ledger in that log."""
+    in `pages` and those in `known` together are all extents of the ledger in that log. `groups`: how many index groups
+    the log has now."""
 
     log: int
     ledger: int

@@ -338,8 +338,10 @@ class LedgerIndexContent(NamedTuple):
 
 
 class PendingIndexChanges(NamedTuple):
-    """The descriptors and facts that a checkpoint's worker must write to the ledger index. While the worker writes, a
-    descriptor may still change: it may be fenced, and its LAC and last entry may grow."""
+    """The descriptors and facts that a checkpoint's worker must write to the ledger index. `table`: all ledgers as the
+    last checkpoint left them; `settling`: the changed descriptors, by ledger; `changes`: the new facts; `facts`: all
+    facts; `alive`: how many records would say everything. While the worker writes, a descriptor may still change: it
+    may be fenced, and its LAC and last entry may grow."""
 
     table: LedgerTable
     settling: dict[int, LedgerDescriptor]
@@ -580,8 +582,8 @@ class LedgerIndexFile:
 
     def write(self, unwritten: PendingIndexChanges) -> tuple[LedgerIndexContent, int, int]:
         """Appends the changes to the file, or writes a new file with all records. Returns (content that was written,
-        generation of the file, its end). The mark must name generation and end. Raises NoSpace if the disk is full;
-        then nothing counts."""
+        generation of the file, its end). The mark must name generation and end. Raises NoSpace if the disk is full, or
+        its subclass NoFileDescriptor if no file descriptor is free; then nothing counts."""
         if self.must_rewrite(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
@@ -595,7 +597,7 @@ class LedgerIndexFile:
 
     def append(self, facts: Sequence[LedgerIndexRecord]) -> tuple[int, int]:
         """Appends these facts alone to the file. Returns (generation, end) of the file, which the mark must name.
-        Raises NoSpace if the disk is full."""
+        Raises NoSpace if the disk is full, or its subclass NoFileDescriptor if no file descriptor is free."""
         return self._append(list(map(ledger_index.encode_ledger_index_record, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
@@ -609,7 +611,8 @@ class LedgerIndexFile:
 
     def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
         """Writes the next generation of the file; `records` are its encoded records, one or more in each buffer.
-        Returns (generation, end) of the new file, which the mark must name. Raises NoSpace if the disk is full."""
+        Returns (generation, end) of the new file, which the mark must name. Raises NoSpace if the disk is full, or its
+        subclass NoFileDescriptor if no file descriptor is free."""
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.LEDGER_INDEX_MAGIC, self._uuid, generation))
         size = disk.replace_file_in_slices(
@@ -647,7 +650,8 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create_ledger_index(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates the file of the ledger index without records and returns it. Raises NoSpace if the disk is full."""
+    """Creates the file of the ledger index without records and returns it. Raises NoSpace if the disk is full, or its
+    subclass NoFileDescriptor if no file descriptor is free."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)

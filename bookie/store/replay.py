@@ -176,7 +176,8 @@ class JournalSegments:
     def make_segment(self, spare: str, previous: JournalPosition) -> JournalSegment:
         """Makes the journal file that follows the position `previous` and returns it: from the spare file `spare`, or,
         if `spare` is "", from a new small file. Its header and its name are durable. Must run in a worker. Raises
-        NoSpace if the disk is full; then the spare file may be used again."""
+        NoSpace if the disk is full, or its subclass NoFileDescriptor if no file descriptor is free; then the spare file
+        may be used again."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)
@@ -266,8 +267,8 @@ class JournalSegments:
             self._files.remove(path)
 
     def check_disk_room(self, size: int) -> None:
-        """Raises NoSpace if the disk has no room for a file of `size` bytes. Makes such a file and removes it. Must run
-        in a worker."""
+        """Raises NoSpace if the disk has no room for a file of `size` bytes. Makes such a file and removes it. Raises
+        NoFileDescriptor, a NoSpace, if no file descriptor is free. Must run in a worker."""
         path = join_path(self._directory, f"{FILLING_PREFIX}probe")
         try:
             file = self._create(path)
@@ -284,7 +285,7 @@ class JournalSegments:
         mark with this position must be durable. Must run in a worker.
 
         If the process crashes during this call, or if no file descriptor is free, files are left. The next call
-        recycles or removes them."""
+        recycles or removes them. Raises OSError if a file cannot be renamed or removed."""
         for number in _numbers(disk.list_removable_files(self._files, self._directory)):
             if number >= position.journal:
                 continue
@@ -321,8 +322,8 @@ class ReplayedBlock(NamedTuple):
 
 
 class FileDamage(NamedTuple):
-    """Damage in a file: the bytes at `offset` were durable once and cannot be read any more. `reason` says what is
-    wrong."""
+    """Damage in a file: the bytes at `offset` of the file `path` were durable once and cannot be read any more.
+    `reason` says what is wrong."""
 
     path: str
     offset: int

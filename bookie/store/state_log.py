@@ -207,8 +207,8 @@ T = TypeVar("T")
 
 
 class DataLossRecord(msgspec.Struct, frozen=True):
-    """The content of the file with the data losses that a start found. `settled`: whether the limbo that follows from
-    them is durable."""
+    """The content of the file with the data losses that a start found: the `reasons` as texts. `settled`: whether the
+    limbo that follows from them is durable."""
 
     reasons: tuple[str, ...]
     settled: bool = False
@@ -265,13 +265,15 @@ class DataLossLog:
             self.reasons.append(reason)
 
     def write(self) -> None:
-        """Makes the recorded losses durable if there are new ones. Raises NoSpace if the disk is full."""
+        """Makes the recorded losses durable if there are new ones. Raises NoSpace if the disk is full, or its subclass
+        NoFileDescriptor if no file descriptor is free."""
         if self.open and self._durable != (len(self.reasons), False):
             self._write(settled=False)
 
     def mark_limbo_durable(self) -> None:
         """Called after the checkpoint that made the limbo durable. Keeps the reasons in the file, for operators, and
-        sets `open` to False. Raises NoSpace if the disk is full."""
+        sets `open` to False. Raises NoSpace if the disk is full, or its subclass NoFileDescriptor if no file descriptor
+        is free."""
         if self._durable != (len(self.reasons), True):
             self._write(settled=True)
         self.open = False

@@ -106,7 +106,8 @@ class StoreConfig(msgspec.Struct, frozen=True):
 
 
 class StoreWorkers(msgspec.Struct, frozen=True):
-    """The worker threads of one store. Each kind of disk access has its own."""
+    """The worker threads of one store. Each kind of disk access has its own: writes of the journal, checkpoints
+    (`flush`), reads, reads ahead (`ahead`), and compaction."""
 
     journal: tuple[Worker, ...]
     flush: Worker
@@ -132,7 +133,9 @@ class StoreWorkers(msgspec.Struct, frozen=True):
 
 
 class LoadedStore(msgspec.Struct, frozen=True):
-    """The parts of a store after steps 1 to 5 of its start. Everything in them is durable."""
+    """The parts of a store after steps 1 to 5 of its start. Everything in them is durable. `hot` and `cold` write entry
+    logs: for checkpoints, and for compaction. `replayed_records`: the records of the journal that were applied;
+    `torn_bytes`: the bytes at its end that were ignored."""
 
     workers: StoreWorkers
     losses: DataLossLog

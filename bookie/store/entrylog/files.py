@@ -215,8 +215,9 @@ class EntryLogReader:
     def read_entries(
         self, place: ExtentLocation, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
     ) -> ExtentReadResult:
-        """Reads `entry` and the entries after it from an extent, with one read of the file: at most `count` consecutive
-        entries, of about `bytes_max` bytes together. `table` is the extent's table; None: reads it too.
+        """Reads `entry` and the entries after it from an extent and returns them, with one read of the file: at most
+        `count` consecutive entries, of about `bytes_max` bytes together. `table` is the extent's table; None: reads it
+        too.
 
         Stops before the first record that is damaged, or that contains another entry than the index says. Raises
         OSError if a file cannot be read."""

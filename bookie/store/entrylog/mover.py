@@ -92,7 +92,8 @@ class EntryLogState(enum.Enum):
 
 
 class LiveLedger(NamedTuple):
-    """A ledger that is not deleted and has entries in an entry log, which must therefore be kept."""
+    """A ledger that is not deleted and has entries in an entry log, which must therefore be kept. `live_bytes`: the
+    bytes of its records in that log."""
 
     ledger: int
     live_bytes: int
@@ -100,7 +101,8 @@ class LiveLedger(NamedTuple):
 
 class EntryLogUsage(NamedTuple):
     """How much of an entry log is live: the size of its two files, of all its records, and of the records of living
-    ledgers, in bytes. `plan_entry_logs` decides by these values."""
+    ledgers, in bytes. `plan_entry_logs` decides by these values. `readable`: False if its index is damaged, so that the
+    live bytes are not known."""
 
     log: int
     state: EntryLogState

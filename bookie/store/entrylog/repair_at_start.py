@@ -290,7 +290,7 @@ class EntryLogRepairAtStart:
 
     def open(self) -> list[LoadedIndexGroup]:
         """Repairs the entry logs. Returns the groups of all their index files. Records every data loss durably before
-        it changes a file. Must run in a worker. Raises ForeignFile, NewerFormat or NoSpace."""
+        it changes a file. Must run in a worker. Raises ForeignFile, NewerFormat, NoSpace or OSError."""
         self._take_inventory()
         self._losses.write()
         self._tidy()

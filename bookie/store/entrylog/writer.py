@@ -109,7 +109,8 @@ class EntryLogWriter:
 
     def ensure_room(self, size: int) -> None:
         """Makes sure that the open log has room for `size` more bytes on the disk. Begins another log if this one would
-        become too large. Raises NoSpace if the disk is full."""
+        become too large. Raises NoSpace if the disk is full, or its subclass NoFileDescriptor if no file descriptor is
+        free."""
         current = self._open
         if (
             current is not None
@@ -283,7 +284,7 @@ class MemtableFlush:
 
     def start(self) -> None:
         """Makes sure that the hot log has room for the table, and begins another log if necessary. Raises NoSpace if
-        the disk is full."""
+        the disk is full, or its subclass NoFileDescriptor if no file descriptor is free."""
         table = self._table
         overhead = ENTRY_MEMORY_BYTES - entry_log.RECORD_HEADER_BYTES
         self._bytes = table.size_bytes - table.entries * overhead
