@@ -83,7 +83,8 @@ OpenMetadataSession = Callable[[], Awaitable[MetadataStore]]
 
 class BookieRegistration:
     """Registers a bookie in the metadata, so that clients find it. The caller must close `metadata`. When that session
-    is lost, `new_session` opens another one; if `new_session` is None, the bookie then stays unregistered."""
+    is lost, `new_session` opens another one; if `new_session` is None, the bookie then stays unregistered. A
+    registration that fails is repeated every `retry_s` seconds."""
 
     def __init__(
         self, metadata: MetadataStore, new_session: OpenMetadataSession | None, retry_s: float,
@@ -288,8 +289,9 @@ class JournalPositionRecorder:
         await self.store_position(changed_only=False)
 
     async def store_position(self, *, changed_only: bool = True) -> None:
-        """Stores the present journal position in the metadata if it has changed, then calls the functions that
-        `defer_answer` has queued. Raises the errors of the metadata; then the functions stay queued.
+        """Stores the present journal position in the metadata if it has changed (`changed_only` False: in any case),
+        then calls the functions that `defer_answer` has queued. Raises the errors of the metadata; then the functions
+        stay queued.
 
         If the metadata has a smaller position than this process stored, counts that in `went_back`: the metadata was
         replaced by an older copy."""
@@ -359,8 +361,8 @@ class DiskState(enum.Enum):
 
 class DiskLimits(NamedTuple):
     """The limits by which `decide_disk_state` decides: used shares of the disk (0 to 1), and a smallest number of free
-    bytes. TIGHT: at least `warn_share` is used; FULL: at least `full_share`. A full disk becomes writable below
-    `low_water_share`."""
+    bytes. TIGHT: at least `warn_share` is used; FULL: at least `full_share` is used, or fewer than the smallest number
+    of bytes are free. A full disk becomes writable below `low_water_share`."""
 
     full_share: float
     low_water_share: float
@@ -390,8 +392,8 @@ class DiskUsage(NamedTuple):
 
 
 def decide_disk_state(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
-    """Returns the state of a disk with this usage. `was`: its state before. `no_room`: the last write found the disk
-    full, or the disk reserve is missing."""
+    """Returns the state of a disk with this usage, by these limits. `was`: its state before. `no_room`: the last write
+    found the disk full, or the disk reserve is missing."""
     floor = limits.compute_free_bytes_min(usage.total) * (WRITABLE_AGAIN_FACTOR if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM

@@ -94,7 +94,8 @@ ParkedRequest = tuple[PeerRequest, BookieRequestHead, float]
 class RequestsOfUnknownLedgers:
     """Holds requests for ledgers that this bookie does not know, and reads the records of these ledgers in the
     metadata. If a record has the key of the requests, calls `record_key_of_metadata(ledger, key)` and then `again` with
-    these requests; otherwise calls `refuse` for each of them."""
+    these requests; otherwise calls `refuse` for each of them. The held requests need at most `waiting_bytes_max`
+    bytes."""
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], record_key_of_metadata: Callable[[int, bytes], None],
@@ -213,7 +214,10 @@ class BookieService:
     of the event loop. Owns the requests that wait for an answer; after `close` no request is answered.
 
     With `metadata`, a ledger that this bookie does not know may begin only if the metadata has a record of it. Calls
-    `slow_down(True)` when the sockets should read slowly, `slow_down(False)` when they may read normally."""
+    `slow_down(True)` when the sockets should read slowly, `slow_down(False)` when they may read normally. Bounds:
+    `entry_bytes_max` for one entry; `held_bytes_max`, of which the bounds of all waiting requests are multiples or
+    parts; `reads_max` reads of the disk at a time, which ask for at most `reads_bytes_max` bytes together. `on_admin`
+    answers admin requests; None: they get BAD_REQUEST."""
 
     def __init__(
         self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int,

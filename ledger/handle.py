@@ -219,8 +219,8 @@ class LedgerWriter:
         return future
 
     def append_for_listener(self, payload: PendingAppend) -> None:
-        """Appends an entry like `append`, but returns no future: the `listener`, which must be set, is told the
-        outcome. Raises MessageTooLarge, LedgerClosed, or BackPressure; then nothing was appended. BackPressure: the
+        """Appends the entry `payload` like `append`, but returns no future: the `listener`, which must be set, is told
+        the outcome. Raises MessageTooLarge, LedgerClosed, or BackPressure; then nothing was appended. BackPressure: the
         bounds of this ledger or the memory bound of all ledgers leave no room. The memory bound does not apply to
         `append`."""
         assert self.listener is not None or isinstance(payload, PendingAppendWithFuture), (

@@ -112,8 +112,8 @@ _FLAGS = int(BookieRequestFlags.FENCE | BookieRequestFlags.RECOVERY)
 _FLAGS_OF = tuple(BookieRequestFlags(value) for value in range(_FLAGS + 1))
 FLAGS_WITH_FENCE = tuple(each for each in _FLAGS_OF if BookieRequestFlags.FENCE in each)
 FLAGS_WITH_RECOVERY = tuple(each for each in _FLAGS_OF if BookieRequestFlags.RECOVERY in each)
-"""All flags that contain RECOVERY; FLAGS_WITH_FENCE has all that contain FENCE. `flags in` it costs a comparison or
-two, an operator of a Flag several calls."""
+"""All flags that contain RECOVERY; FLAGS_WITH_FENCE has all that contain FENCE. To look flags up in them costs a
+comparison or two, an operator of a Flag several calls."""
 _OP_OF = {int(op): op for op in BookieOperation}
 _ADD = int(BookieOperation.ADD)
 _ADD_HEAD = struct.pack(">BBH", PEER_PROTOCOL_VERSION, _ADD, 0)

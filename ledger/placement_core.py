@@ -99,12 +99,13 @@ def choose_bookies(
     candidates: Sequence[BookieCandidate], count: int, *, rng: RandomSource, existing: Mapping[int, str] | None = None,
     write_quorum: int | None = None, rule: RackRule | None = None,
 ) -> ChosenBookies | PlacementFailure:  # fmt: skip
-    """Chooses bookies for the `count` open slots of an ensemble, randomly, weighted by free space. `existing` has the
-    racks of the other slots (slot → rack); the open slots are those that it does not name. Returns one bookie for each
-    open slot, the lowest slot first, or the reason why none could be chosen.
+    """Chooses bookies among `candidates` for the `count` open slots of an ensemble, randomly, weighted by free space.
+    `existing` has the racks of the other slots (slot → rack); the open slots are those that it does not name. Returns
+    one bookie for each open slot, the lowest slot first, or the reason why none could be chosen.
 
-    The ensemble has `count` + `existing` slots. Without `write_quorum`, every slot stores every entry. Raises
-    InvalidConfiguration if `write_quorum` is larger than the ensemble, or below 1."""
+    The ensemble has `count` + `existing` slots. Without `write_quorum`, every slot stores every entry. `rule`: how many
+    racks a write set must cover; None: one. Raises InvalidConfiguration if `write_quorum` is larger than the ensemble,
+    or below 1."""
     if count == len(candidates) == 1 and not existing:
         return ChosenBookies((candidates[0].bookie,))
     existing = existing or {}

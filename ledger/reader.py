@@ -53,8 +53,9 @@ class LedgerEntry(NamedTuple):
 
 
 class LedgerReader:
-    """Reads the entries of one ledger. A `LedgerClient` makes readers. A reader has no connections of its own and need
-    not be closed."""
+    """Reads the entries of one ledger. A `LedgerClient` makes readers. `confirmed` returns the last-add-confirmed of a
+    writer in this process; None: there is none. `known`: the last entry, if a recovery has read it. A reader has no
+    connections of its own and need not be closed."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig,

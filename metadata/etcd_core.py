@@ -213,7 +213,8 @@ class CommitQueue(Generic[C]):
 
 
 def merge_requests(requests: Sequence[etcd.TxnRequest]) -> etcd.TxnRequest:
-    """Returns one transaction that does what these do, each of which begins with the compare of the session."""
+    """Returns one transaction that does what `requests` do together, each of which begins with the compare of the
+    session."""
     merged = etcd.TxnRequest(compare=requests[0].compare[:1], failure=requests[0].failure[:1])
     for request in requests:
         merged.compare.extend(request.compare[1:])
@@ -232,7 +233,7 @@ def split_answer(requests: Sequence[etcd.TxnRequest], answer: etcd.TxnResponse) 
 
 
 class CommitPlanner:
-    """Plans the transactions of the commits of one session. `lease`: the session's."""
+    """Plans the transactions of the commits of one session. `lease`: the id of the session's lease."""
 
     def __init__(self, keys: TreeKeys, lease: int, limits: EtcdLimits) -> None:
         self._keys = keys
@@ -307,8 +308,9 @@ class CommitPlanner:
     def read_blind_answer(
         self, operations: Sequence[CommitOperation], plan: EtcdCommitPlan, answer: etcd.TxnResponse
     ) -> list[int] | None:
-        """Returns the new versions of the nodes; None if nothing was done because a node is stored at its second key:
-        the commit must be planned from a read. Raises BadVersion or SessionExpired; then nothing was done either."""
+        """Reads etcd's answer to a plan of `plan_blind_commit`. Returns the new versions of the nodes; None if nothing
+        was done because a node is stored at its second key: the commit must be planned from a read. Raises BadVersion
+        or SessionExpired; then nothing was done either."""
         if answer.succeeded:
             read = iter([each.response_range for each in answer.responses if each.HasField("response_range")])
             return [next(read).kvs[0].version - 1 if version is None else version for version in plan.versions]
@@ -328,8 +330,8 @@ class CommitPlanner:
     def plan_read_commit(
         self, operations: Sequence[CommitOperation], found: Mapping[str, StoredVersion | None]
     ) -> EtcdCommitPlan:
-        """Plans a commit from the nodes as they were read (None: no node), which it compares. Raises BadVersion, and
-        the errors of `EtcdLimits.check`."""
+        """Plans a commit from `found`, the nodes as they were read (None: no node), which it compares. Raises
+        BadVersion, and the errors of `EtcdLimits.check`."""
         nodes = {path: _PlannedNode(node) for path, node in found.items()}
         versions: list[int | None] = [nodes[operation.path].apply(operation) for operation in operations]
         request = self._begin()
@@ -359,8 +361,8 @@ class CommitPlanner:
             self._put(request, second, head + bytes(node.put.value), node.put.ephemeral)
 
     def read_planned_answer(self, answer: etcd.TxnResponse) -> bool:
-        """Returns whether the transaction of `plan_read_commit` was done; False: a node has changed, and the commit
-        must be planned again. Raises SessionExpired."""
+        """Returns whether the transaction of `plan_read_commit` was done, by etcd's answer; False: a node has changed,
+        and the commit must be planned again. Raises SessionExpired."""
         if not answer.succeeded:
             self._check_session(answer)
         return bool(answer.succeeded)
@@ -504,9 +506,9 @@ class TreeWatch:
         self.seen = revision
 
     def receive(self, answer: etcd.WatchResponse) -> list[NodeChanged]:
-        """Called with each message of etcd; returns the changes in it; [] if the message is a part of a larger one, or
-        has no change. If etcd has ended the watch, `is_compacted` is true afterwards, or Unavailable is raised if etcd
-        gives another reason."""
+        """Called with each message of etcd. Returns the changes in it; [] if the message is a part of a larger one, or
+        has no change. If etcd has ended the watch because it has compacted the history, sets `is_compacted` and returns
+        []. Raises Unavailable if etcd has ended the watch for another reason."""
         if answer.canceled:
             if not answer.compact_revision:
                 raise Unavailable(f"etcd ended a watch: {answer.cancel_reason or 'it says no reason'}")

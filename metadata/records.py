@@ -169,8 +169,8 @@ class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the ledgers that were deleted among the ids of one page: page `n` has the ids from `n *
-    LEDGER_IDS_PER_PAGE` on (ledger/client.py). It outlives the records of these ledgers."""
+    """The metadata record of the ledgers that were deleted among the ids of one page: the ids that, divided by
+    LEDGER_IDS_PER_PAGE and rounded down, are `page` (ledger/client.py). It outlives the records of these ledgers."""
 
     kind = 29
     page: int

@@ -107,8 +107,9 @@ def _from_wire(operation: wire.Operation) -> CommitOperation:
 
 
 def encode_watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset, revision: int) -> wire.SessionReply:
-    """Returns the reply that tells a client the changes `news` for one of its watches. By the reply the client knows
-    that the watch has received all changes up to and including `revision`."""
+    """Returns the reply that tells a client the changes `news` for its watch with the id `watch_id`, up to and
+    including `revision`. By the reply the client knows that the watch has received all changes up to and including
+    `revision`."""
     if isinstance(news, WatchReset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:

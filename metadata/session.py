@@ -248,9 +248,9 @@ class MetadataResponsiveness:
 
 
 class ReconnectingStore(MetadataStore):
-    """A metadata store that outlives its sessions. It uses one session at a time. When that is lost, its owner must
-    give it the next one (`set_session`). Meanwhile calls wait for at most CALL_TIMEOUT_S seconds; then they raise
-    Unavailable, and nothing was done."""
+    """A metadata store that outlives its sessions. `use` records how fast the metadata answers. It uses one session at
+    a time. When that is lost, its owner must give it the next one (`set_session`). Meanwhile calls wait for at most
+    CALL_TIMEOUT_S seconds; then they raise Unavailable, and nothing was done."""
 
     def __init__(self, session: MetadataStore, use: MetadataResponsiveness) -> None:
         self._session: MetadataStore = session

@@ -156,7 +156,8 @@ class MetadataStore(Protocol):
         return OPERATIONS_PER_COMMIT
 
     async def put(self, path: str, value: bytes, expected: int = ANY_VERSION, *, ephemeral: bool = False) -> int:
-        """Writes one node, in a commit of its own. Returns the node's new version. Raises the errors of `commit`."""
+        """Writes one node, in a commit of its own; the parameters are those of PutNode. Returns the node's new version.
+        Raises the errors of `commit`."""
         return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY_VERSION) -> None:
@@ -433,7 +434,7 @@ async def commit_in_parts(store: MetadataStore, operations: Sequence[CommitOpera
 
 
 async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> None:
-    """Creates these nodes, in several commits if there are many. A node that exists already stays as it is. The
+    """Creates the nodes of `puts`, in several commits if there are many. A node that exists already stays as it is. The
     `expected` of each PutNode must be NODE_ABSENT. Raises the errors of `MetadataStore.commit` except NodeExists; may
     be called again with the same nodes."""
     size = store.part_operations

@@ -199,9 +199,9 @@ class MetadataTree:
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - KEPT_INCARNATIONS_MAX,))
 
     def mark_restored(self, token: str) -> None:
-        """Marks this file as a backup that replaces another metadata file: ends all sessions, and begins an incarnation
-        that says so. Also deletes all ephemeral nodes, and makes a new revision. Raises Unavailable or
-        MetadataDiskFailed."""
+        """Marks this file as a backup that replaces another metadata file: ends all sessions, and begins an
+        incarnation, named `token`, that says so. Also deletes all ephemeral nodes, and makes a new revision. Raises
+        Unavailable or MetadataDiskFailed."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")

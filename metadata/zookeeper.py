@@ -83,10 +83,10 @@ TLS_CHECK_TIMEOUT_S = 5.0
 
 
 async def check_tls_connection(address: ZookeeperAddress) -> None:
-    """Tries a TLS connection to the first ZooKeeper server that can be reached within TLS_CHECK_TIMEOUT_S seconds, and
-    closes it; does nothing if there is none. Raises UntrustedServer if the server's certificate is not trusted,
-    WrongProtocol if the server does not speak TLS at this port, InvalidConfiguration if the TLS files cannot be
-    used."""
+    """Tries a TLS connection to the first ZooKeeper server of the address that can be reached within
+    TLS_CHECK_TIMEOUT_S seconds, and closes it; does nothing if there is none. Raises UntrustedServer if the server's
+    certificate is not trusted, WrongProtocol if the server does not speak TLS at this port, InvalidConfiguration if the
+    TLS files cannot be used."""
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)
@@ -148,8 +148,8 @@ class TreeWatch:
         self.versions.clear()
 
     def on_event(self, path: str, kind: int, revision: int) -> None:
-        """Called when the node at `path` has changed. `kind`: a ZookeeperEventKind. Updates the node's version, and
-        queues the change if the watch is attached."""
+        """Called when the node at `path` has changed. `kind`: a ZookeeperEventKind; `revision`: that of the change.
+        Updates the node's version, and queues the change if the watch is attached."""
         self.calm = False
         if kind == ZookeeperEventKind.DELETED:
             self.versions.pop(path, None)
@@ -185,7 +185,8 @@ class TreeWatch:
 
 
 class SessionWatches:
-    """All watches of one ZooKeeper session. Attaches them to ZooKeeper again after each loss of the connection."""
+    """All watches of one ZooKeeper session. Calling `line` returns the session's connection; `root` is the path of the
+    tree's root znode. Attaches them to ZooKeeper again after each loss of the connection."""
 
     def __init__(self, line: Callable[[], ZooKeeperConnection], root: str) -> None:
         self._line = line

@@ -277,7 +277,7 @@ def _access_list(access: MetadataAccess, credentials: str | None) -> Any:
 
 
 def access_list_size_bytes(acl: Any) -> int:
-    """Returns the size of the access list in a request that creates a znode, in bytes."""
+    """Returns the size of the access list `acl` in a request that creates a znode, in bytes."""
     request = bytes(CreateRequest("", b"", acl, 0).serialize())
     others = 3 * 4  # the lengths of path and value, and the flags
     return len(request) - others

@@ -569,8 +569,8 @@ class IndexFile:
                 offset += extent.table_bytes
 
     def read_table(self, place: ExtentLocation) -> ExtentTable | FileDamage:
-        """Reads the table of an extent and returns it; returns a FileDamage if the table is damaged. Reads a damaged
-        table a second time first, because the scrubber may just be rewriting it."""
+        """Reads the table of the extent at `place` and returns it; returns a FileDamage if the table is damaged. Reads
+        a damaged table a second time first, because the scrubber may just be rewriting it."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
             found = index.decode_table_if_intact(place.extent, data)

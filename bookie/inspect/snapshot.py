@@ -229,9 +229,9 @@ def open_file(snapshot: StoreSnapshot, path: str) -> ReadableFile | None:
 def read_header_or_damage(
     snapshot: StoreSnapshot, file: ReadableFile, magic: bytes, number: int, offset: int = 0
 ) -> FileHeader | FileDamage:
-    """Reads and verifies the header of a file. Returns the header, or a FileDamage that says what is wrong with it.
-    Accepts any bookie's header if the snapshot has no uuid. Raises InvalidRequest if the file has a newer format than
-    this Magnetar knows."""
+    """Reads and verifies the header at `offset` of a file, which must have this `magic` and `number`. Returns the
+    header, or a FileDamage that says what is wrong with it. Accepts any bookie's header if the snapshot has no uuid.
+    Raises InvalidRequest if the file has a newer format than this Magnetar knows."""
     data = file.pread(FILE_HEADER_BYTES, offset)
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
     try:

@@ -84,7 +84,8 @@ FORGET_BOOKIE_PAUSE_S = 30.0
 
 class Auditor:
     """Finds ledgers that lack copies and gives them repair marks: records in the metadata that tell repair workers what
-    is missing. Each bookie has an auditor; only the one that is elected in the cluster does this work."""
+    is missing. Each bookie has an auditor; only the one that is elected in the cluster does this work. `token`: by it
+    this process recognises its own election."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -460,8 +461,8 @@ class AutoRepair:
 
 
 class RepairSupervisor:
-    """Keeps an `AutoRepair` running for the life of a process: starts a new one after a failure, and in each new
-    metadata session. Calling `metadata` returns the current session.
+    """Keeps an `AutoRepair` running for the life of a process: starts a new one `retry_s` seconds after a failure, and
+    in each new metadata session. Calling `metadata` returns the current session.
 
     After a failure the session continues, with nodes that the old `AutoRepair` could not delete. So all `AutoRepair`
     objects of a session share one token."""

@@ -113,8 +113,8 @@ def _is_behind(seen: RecordedMetadataState, shown: CurrentMetadataState) -> bool
 
 
 def is_same_metadata(seen: RecordedMetadataState, shown: CurrentMetadataState) -> bool:
-    """Returns whether the metadata still has all that it had in the state `seen`, and was not restored since. Returns
-    False also if that cannot be told any more."""
+    """Returns whether the metadata, whose present state is `shown`, still has all that it had in the state `seen`, and
+    was not restored since. Returns False also if that cannot be told any more."""
     if shown.incarnations and seen.number < shown.incarnations[0].number:
         return False
     is_current = judge_metadata_age(seen, shown) is MetadataAgeVerdict.CURRENT

@@ -87,9 +87,9 @@ class LoadedStoreFiles(NamedTuple):
 
 
 def load_store_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> LoadedStoreFiles:
-    """Does steps 1 to 4 of the start of a store: reads and repairs its files, except the journal. Returns what they
-    contain. Must run in a worker thread. Raises ForeignFile, NewerFormat, NoSpace, or OSError if a folder cannot be
-    made or listed."""
+    """Does steps 1 to 4 of the start of a store: reads and repairs its files, except the journal. Records data losses
+    in `losses`. Returns what they contain. Must run in a worker thread. Raises ForeignFile, NewerFormat, NoSpace, or
+    OSError if a folder cannot be made or listed."""
     for name in (JOURNAL_FOLDER, ENTRIES_FOLDER, LEDGERS_FOLDER):
         disk.make_directories(files, join_path(directory, name))
     losses.load()

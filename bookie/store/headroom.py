@@ -57,7 +57,8 @@ _PAGE = 4096
 class DiskReserve:
     """The disk reserve of one data directory: a file that is deleted when the disk is full, so that its space can be
     used. All methods must be called in a worker. `held`: whether the whole reserve file exists; also true if no reserve
-    is wanted."""
+    is wanted. The file has at least `bytes_min` (0: no reserve is wanted) and at most `bytes_max` bytes, but never more
+    than RESERVE_DISK_SHARE_MAX of the disk."""
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
         self._files = files

@@ -340,8 +340,8 @@ class LedgerIndexContent(NamedTuple):
 class PendingIndexChanges(NamedTuple):
     """The descriptors and facts that a checkpoint's worker must write to the ledger index. `table`: all ledgers as the
     last checkpoint left them; `settling`: the changed descriptors, by ledger; `changes`: the new facts; `facts`: all
-    facts; `alive`: how many records would say everything. While the worker writes, a descriptor may still change: it
-    may be fenced, and its LAC and last entry may grow."""
+    facts; `alive`: the number of ledgers and tombstones. While the worker writes, a descriptor may still change: it may
+    be fenced, and its LAC and last entry may grow."""
 
     table: LedgerTable
     settling: dict[int, LedgerDescriptor]
@@ -451,8 +451,8 @@ class LedgerDescriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: LoadedLedgerIndex) -> None:
-        """Sets the descriptors and facts to those that were read from the ledger index. Must be called once, when the
-        store starts."""
+        """Sets the descriptors and facts to those of `loaded`, which was read from the ledger index. Must be called
+        once, when the store starts."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:
@@ -480,8 +480,8 @@ class LedgerDescriptors(StateLog):
         return PendingIndexChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def on_changes_durable(self, settled: LedgerIndexContent) -> dict[int, LedgerDescriptor]:
-        """Called when the changes of a checkpoint are durable. Returns descriptors that are not needed any more; the
-        caller must free them in small steps, because they may be many."""
+        """Called when the changes of a checkpoint are durable: `settled`, which was written. Returns descriptors that
+        are not needed any more; the caller must free them in small steps, because they may be many."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
@@ -581,9 +581,9 @@ class LedgerIndexFile:
         return self._faulty or large
 
     def write(self, unwritten: PendingIndexChanges) -> tuple[LedgerIndexContent, int, int]:
-        """Appends the changes to the file, or writes a new file with all records. Returns (content that was written,
-        generation of the file, its end). The mark must name generation and end. Raises NoSpace if the disk is full, or
-        its subclass NoFileDescriptor if no file descriptor is free; then nothing counts."""
+        """Appends the changes `unwritten` to the file, or writes a new file with all records. Returns (content that was
+        written, generation of the file, its end). The mark must name generation and end. Raises NoSpace if the disk is
+        full, or its subclass NoFileDescriptor if no file descriptor is free; then nothing counts."""
         if self.must_rewrite(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:

@@ -156,8 +156,10 @@ def encode_block_buffers(block: WriteBlock[JournalRecordGroup], number: int, sal
 
 
 class Journal:
-    """Writes the journal of one store, in `directory`. The module's docstring states its rule, the order of calls and
-    its bounds."""
+    """Writes the journal of one store, in `directory`. Sizes in bytes: `segment_bytes` of a journal file,
+    `first_segment_bytes` of the first one if there is no spare file, `block_bytes_max` of the records of a block,
+    `queue_bytes_max` of all records that are not synced. At most `spares_max` recycled files are kept. The module's
+    docstring states its rule, the order of calls and its bounds."""
 
     def __init__(
         self,
@@ -270,8 +272,8 @@ class Journal:
         return self.core.queued_records + len(self.open.headers)
 
     def enqueue_record(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
-        """Adds a record to the group that the next `seal_group` writes. The caller must call `seal_group` in the same
-        turn of the event loop, and must not change the payload any more."""
+        """Adds a record of type `kind` to the group that the next `seal_group` writes. The caller must call
+        `seal_group` in the same turn of the event loop, and must not change the payload any more."""
         header, size = encode_record(kind, ledger, entry, payload)
         group = self.open
         group.headers.append(header)

@@ -125,7 +125,9 @@ class JournalSegment(msgspec.Struct):
 
 class JournalSegments:
     """Creates, recycles and removes the journal files of a directory. `spares` are the paths of the spare files. A
-    method whose docstring says so waits for the disk and must run in a worker."""
+    spare file has `segment_bytes` bytes; the first journal file, if there is no spare, has `first_segment_bytes`.
+    `filler` is the worker that fills spare files. A method whose docstring says so waits for the disk and must run in a
+    worker."""
 
     def __init__(
         self,

@@ -219,8 +219,9 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class CheckpointScheduler:
-    """Makes the checkpoints of one store when they are due. Calls `on_room` after each one, when adds may be admitted
-    again. Also calls it after a checkpoint that found no free file descriptor: adds that wait are then refused."""
+    """Makes the checkpoints of one store when they are due: when the memtable is full, after `journal_bytes` bytes of
+    journal, and after `interval_s` seconds. Calls `on_room` after each one, when adds may be admitted again. Also calls
+    it after a checkpoint that found no free file descriptor: adds that wait are then refused."""
 
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: DiskHeadroom, memtable: Memtable,
@@ -395,8 +396,9 @@ class Store:
         known: RecordedDirectoryState | None = None,
         ports: StoreCallbacks | None = None,
     ) -> Store:  # fmt: skip
-        """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. On a full disk
-        frees the disk reserve and begins again. Raises ForeignFile, NewerFormat, NoSpace or OSError, and the errors of
+        """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. `known`: what
+        cookie and metadata say of the directory; `ports`: the functions that the store calls. On a full disk frees the
+        disk reserve and begins again. Raises ForeignFile, NewerFormat, NoSpace or OSError, and the errors of
         `known.upto`."""
         config, known, ports = config or StoreConfig(), known or RecordedDirectoryState(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)

@@ -215,9 +215,9 @@ class EntryLogReader:
     def read_entries(
         self, place: ExtentLocation, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
     ) -> ExtentReadResult:
-        """Reads `entry` and the entries after it from an extent and returns them, with one read of the file: at most
-        `count` consecutive entries, of about `bytes_max` bytes together. `table` is the extent's table; None: reads it
-        too.
+        """Reads `entry` and the entries after it from the extent at `place` and returns them, with one read of the
+        file: at most `count` consecutive entries, of about `bytes_max` bytes together. `table` is the extent's table;
+        None: reads it too.
 
         Stops before the first record that is damaged, or that contains another entry than the index says. Raises
         OSError if a file cannot be read."""
@@ -243,8 +243,8 @@ class EntryLogReader:
         return ExtentReadResult(table, entries, damaged)
 
     def read_table(self, place: ExtentLocation) -> index.ExtentTable | None:
-        """Reads the table of an extent from the log's index file and returns it. Returns None if the table is damaged.
-        Raises OSError if the file cannot be read."""
+        """Reads the table of the extent at `place` from the log's index file and returns it. Returns None if the table
+        is damaged. Raises OSError if the file cannot be read."""
         data = self._file(entry_log_index_file_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table_if_intact(place.extent, data)
 

@@ -148,7 +148,8 @@ class CompactionPolicy(NamedTuple):
 
 
 def plan_entry_logs(logs: Sequence[EntryLogUsage], policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
-    """Chooses the action for each entry log. Returns one plan for each log, in the order of `logs`."""
+    """Chooses the action for each entry log in a minor or (`major` True) a major compaction, by the limits of `policy`.
+    Returns one plan for each log, in the order of `logs`."""
     closed = [log for log in logs if log.state is EntryLogState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
@@ -179,8 +180,8 @@ def group_logs_to_move(
     moves: Sequence[EntryLogUsage], bytes_max: int, extents_max: int, logs_max: int
 ) -> list[list[EntryLogUsage]]:
     """Divides the logs to be compacted into groups. Within a group the living bytes, the living extents and the number
-    of logs are within the limits. A log that exceeds the limits alone is a group of its own. Logs with a small live
-    share come first."""
+    of logs are at most `bytes_max`, `extents_max` and `logs_max`. A log that exceeds the limits alone is a group of its
+    own. Logs with a small live share come first."""
     groups: list[list[EntryLogUsage]] = []
     size = extents = 0
     for log in sorted(moves, key=lambda log: (log.live_share, log.log)):
@@ -220,7 +221,8 @@ class DeletedLedgers:
 
 class LogUsageCounter:
     """Counts the living bytes of one entry log, one part of its index per call of `run_step`; then `usage_so_far` has
-    the result. `opened`: the committed ends of the log's files; None: the log is closed. Must be used in a worker."""
+    the result. `opened`: the committed ends of the log's files; None: the log is closed. `deleted`: the ledgers whose
+    bytes do not count as living. Must be used in a worker."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: EntryLogState, opened: OpenLogEnds | None,
@@ -306,7 +308,7 @@ class EntryMover:
     """Copies the records of living ledgers from closed entry logs to the cold log (the log that gets the entries that
     compaction moves), one slice per call of `run_step`. Must be used in a worker. `live_bytes` are the bytes to move,
     after all extents are listed; `moved_bytes` and `records` count what was moved. `bad` are entries of which no good
-    copy was found."""
+    copy was found. `sources`: the numbers of the closed logs; `deleted`: the ledgers that are not copied."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,

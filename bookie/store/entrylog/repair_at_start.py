@@ -267,7 +267,7 @@ class EntryLogRepairAtStart:
     """Repairs the entry logs when a store starts: compares their files with the checkpoint mark, cuts what is not
     committed, and rebuilds damaged indexes. After `open`, `facts` must be recorded: entries that are known to be lost,
     and logs that are gone. `gone` has the ledgers of each log that is missing and whose index is there, by the log's
-    path."""
+    path. `drained`: the numbers of the drained logs, whose files are removed."""
 
     def __init__(
         self,
