@@ -121,14 +121,14 @@ class MetadataStore(Protocol):
     """A client's session with the metadata tree. The module's docstring says what its callers may rely on. Implemented
     by LocalSession, RemoteStore, ZookeeperStore and EtcdStore, and by ReconnectingStore, which uses several in turn.
 
-    A read raises Unavailable or TimedOut if it gets no answer in time, and InvalidName for an invalid path. Every call
-    raises SessionExpired when the session has ended. Docstrings call the errors of these methods *the errors of the
-    metadata*; DamagedRecord is one of them where a record is read."""
+    A read raises Unavailable, TimedOut or ConnectionLost if it gets no answer in time, and InvalidName for an invalid
+    path. Every call raises SessionExpired when the session has ended. Docstrings call the errors of these methods *the
+    errors of the metadata*; DamagedRecord is one of them where a record is read."""
 
     async def get(self, path: str) -> VersionedValue | None:
         """Returns the value and the version of the node at `path`; None if there is no node. Linearizable: the result
-        includes every commit that was answered to any client before the call. Raises Unavailable, TimedOut,
-        SessionExpired, or InvalidName for an invalid path."""
+        includes every commit that was answered to any client before the call. Raises Unavailable, TimedOut or
+        ConnectionLost if there is no answer in time, SessionExpired, or InvalidName for an invalid path."""
         ...
 
     async def children(self, path: str) -> list[str]:
@@ -143,10 +143,11 @@ class MetadataStore(Protocol):
         """Commits all operations or none, in order. Returns the new version of each operation's node (NODE_ABSENT:
         there is no node).
 
-        Raises BadVersion, and changes nothing, if a node does not have the expected version. ConnectionLost and
-        TimedOut mean that it is unknown whether the operations were done; after Unavailable they were not done. Raises
-        SessionExpired if the session has ended. Raises InvalidRequest, InvalidName or MessageTooLarge, before anything
-        is sent, if an operation or the whole commit breaks a rule (metadata/tree_core.py `check_operations`)."""
+        Raises BadVersion, and changes nothing, if a node does not have the expected version. ConnectionLost, TimedOut
+        and OutcomeUnknown mean that it is unknown whether the operations were done; after Unavailable they were not
+        done. Raises SessionExpired if the session has ended, Unauthorized if this process may not write one of the
+        nodes. Raises InvalidRequest, InvalidName or MessageTooLarge, before anything is sent, if an operation or the
+        whole commit breaks a rule (metadata/tree_core.py `check_operations`)."""
         ...
 
     @property
@@ -171,7 +172,8 @@ class MetadataStore(Protocol):
 
     async def measure_disk(self) -> MetadataDisk | None:
         """Returns the size and the free space of the disk with the metadata, and when the service's certificate
-        expires; None if the store does not know the disk. Raises the errors of `get`."""
+        expires; None if the store does not know the disk. Raises the errors of `get`; a LocalSession raises OSError if
+        the disk cannot be asked."""
         return None
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
@@ -191,7 +193,8 @@ class MetadataStore(Protocol):
 
     async def close(self) -> None:
         """Ends the session, and with it deletes its ephemeral nodes. If the service cannot be reached, they are deleted
-        when the session expires there. Does nothing if the session has ended already."""
+        when the session expires there. Does nothing if the session has ended already. A LocalSession raises Unavailable
+        if the disk is full: its nodes are then deleted later."""
         ...
 
 
@@ -341,8 +344,8 @@ async def update_nodes(
     nodes as they are afterwards (None: there is none).
 
     Raises the errors of a transform, and at once SessionExpired and errors that are the caller's fault. When attempts
-    or time run out, raises the last error (BadVersion, Unavailable, TimedOut); or OutcomeUnknown if an earlier attempt
-    may have been stored."""
+    or time run out, raises the last error (BadVersion, Unavailable, TimedOut, ConnectionLost); or OutcomeUnknown if an
+    earlier attempt may have been stored."""
     last: MagnetarError | None = None  # what ended the last attempt; None: it is in progress
     unknown = writing = False  # unknown: an attempt that ended may have been written
     try:
