@@ -87,7 +87,8 @@ class RecoveryResult(NamedTuple):
     the metadata that closes the ledger, which the caller must commit (None: the ledger is closed already). `record`:
     the ledger's record, as it is after that change.
 
-    Committing `end` raises ClosedByAnotherRecoverer, or Unavailable if the stored record does not allow the close."""
+    Committing `end` raises ClosedByAnotherRecoverer, Unavailable if the stored record does not allow the close, or the
+    other errors of `update_nodes`."""
 
     record: LedgerRecord
     last: StoredCopy | None = None

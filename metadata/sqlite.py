@@ -566,6 +566,8 @@ class LocalSession(MetadataStore):
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:
+        """Ends the session and deletes its ephemeral nodes. Raises Unavailable if the disk is full: then they are
+        deleted later, in the background."""
         await self._store.end_session(self._session)
 
 

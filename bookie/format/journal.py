@@ -176,8 +176,9 @@ class JournalRecord(NamedTuple):
 
 
 class BlockRecords(NamedTuple):
-    """The records of a journal block, as one array for each field. A replay reads millions of records, and an object
-    for each record would cost more time than the record's checksum."""
+    """The records of a journal block, as one array for each field of JournalRecord; `types` has the numbers of the
+    RecordTypes. A replay reads millions of records, and an object for each record would cost more time than the
+    record's checksum."""
 
     types: tuple[int, ...]
     ledgers: tuple[int, ...]

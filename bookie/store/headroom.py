@@ -161,7 +161,8 @@ class DiskHeadroom:
 
     @property
     def no_space(self) -> bool:
-        """Returns whether the last write to the journal or to an entry log found the disk full."""
+        """Returns whether the last checkpoint, or the last block or spare file of the journal, found the disk full, and
+        no later write has found room."""
         return self.flush_blocked or self._journal.no_space
 
     @property
