@@ -74,8 +74,8 @@ class RequestBudget:
         self.bytes = 0
 
     def reserve(self, connection: Hashable, size: int) -> bool:
-        """Reserves `size` bytes for a request. Returns True if that succeeds; returns False, and reserves nothing, if a
-        bound would be exceeded. If no other request waits, always succeeds."""
+        """Reserves `size` bytes for a request of this `connection`. Returns True if that succeeds; returns False, and
+        reserves nothing, if a bound would be exceeded. If no other request waits, always succeeds."""
         own = self._by_connection.get(connection, 0) + size
         if self.bytes and (self.bytes + size > self._bytes_max or own > CONNECTION_BUDGET_SHARE * self._bytes_max):
             return False
@@ -115,7 +115,8 @@ WAITING_ADDS_MAX = 32_768
 
 
 class VerifiedAddRequest:
-    """A verified ADD or ADD_MANY request, from its arrival until it is answered.
+    """A verified ADD or ADD_MANY request, from its arrival until it is answered. `entry` is the first entry id, as its
+    head says; `recovery`: whether it has the flag RECOVERY.
 
     `came` is when it arrived, in seconds of the monotonic clock. `statuses` has OK or BAD_REQUEST for each entry of an
     ADD_MANY; None for an ADD, whose only entry is good. `entries` are the entries that passed the verification, `size`
@@ -201,7 +202,9 @@ class AddRequestHandler:
     """Passes the ADD and ADD_MANY requests of a bookie to the store and answers them. The service must call
     `on_add_request` or `serve_add_without_flags` for each request, `answer_journaled_adds` when the journal has written
     a group, and `admit_held_adds` when the store may have room again. Calls `pressure(True)` when the sockets should
-    read slowly, `pressure(False)` when they may read normally."""
+    read slowly, `pressure(False)` when they may read normally. Calls `newcomer` with a request whose ledger is unknown
+    here. Bounds, in bytes: `entry_bytes_max` for one entry, `held_bytes_max` for each of the two queues of held
+    requests."""
 
     def __init__(
         self, store: Store, clock: Clock, intents: LoopTurnAdds,
@@ -306,8 +309,9 @@ class AddRequestHandler:
             self._refuse(batch, status)
 
     def answer_journaled_adds(self, intents: Sequence[PendingJournalItem], ok: bool) -> None:
-        """Answers the requests of one journal group, in the order of their arrival. `ok` True: the journal has made the
-        group's records durable; False: the disk had no room for them, so the adds are refused with READ_ONLY."""
+        """Answers `intents`, the requests of one journal group, in the order of their arrival. `ok` True: the journal
+        has made the group's records durable; False: the disk had no room for them, so the adds are refused with
+        READ_ONLY."""
         now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
         for each in intents:
             if self.closed:

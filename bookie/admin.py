@@ -141,8 +141,9 @@ class BookieAdmin:
 
     async def answer_request(self, request: bytes, sender: Principal = LOCAL_PRINCIPAL, local: bool = True) -> bytes:
         """Answers one admin request: returns the JSON of the verb's result, or of the MagnetarError that it raised.
-        `local` True: the request was sent from this machine. Raises ValueError if the request is not a JSON object with
-        a verb."""
+        `sender`: who sent it; `local` True: the request was sent from this machine. Raises ValueError if the request is
+        not a JSON object with a verb. An error of a verb that is no MagnetarError, such as NoSpace or OSError, is
+        raised as it is."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")

@@ -30,7 +30,9 @@ The floor is `free_bytes_min` as it is set, whatever share of the disk that is; 
 NO_ROOM it is read-only and registers as such. It still takes recovery adds and fences, and writes checkpoints and the
 ledger index. Each pass of garbage collection then compacts (garbage.py). When no other room is left, the store gives up
 its reserve for this work (bookie/store/headroom.py). The bookie leaves both states by itself. It checks the disk every
-`upkeep_interval_s`, and at once when a write finds no room. Guarded by tests/bookie/test_full_disk.py. """
+`upkeep_interval_s`, and at once when a write finds no room.
+Guarded by tests/bookie/test_full_disk.py.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ OpenMetadataSession = Callable[[], Awaitable[MetadataStore]]
 
 class BookieRegistration:
     """Registers a bookie in the metadata, so that clients find it. The caller must close `metadata`. When that session
-    is lost, `new_session` opens another one; if `new_session` is None, the bookie then stays unregistered."""
+    is lost, `new_session` opens another one; if `new_session` is None, the bookie then stays unregistered. A
+    registration that fails is repeated every `retry_s` seconds."""
 
     def __init__(
         self, metadata: MetadataStore, new_session: OpenMetadataSession | None, retry_s: float,
@@ -137,7 +140,8 @@ class BookieRegistration:
         """Writes the ephemeral node that registers the bookie, in place of an older one. Raises InvalidConfiguration if
         an operator has deleted the bookie, or if the metadata is older than the bookie has seen it. Raises NewerFormat
         if the upgrade of the cluster was finished meanwhile, and this process is older. Raises Unavailable if the
-        cookie record changes at each of COOKIE_ATTEMPTS_MAX attempts, and the errors of the metadata."""
+        cookie record changes at each of COOKIE_ATTEMPTS_MAX attempts, the errors of the metadata, and OSError or
+        NoFileDescriptor if the free space of the disk cannot be measured."""
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
@@ -236,8 +240,9 @@ class BookieRegistration:
 #
 #     at each start                 the end of what was replayed (identity.py `record_bookie_start`)
 #     before the first answer       after a start: answers wait for this note, once; a copy of before the start is told
-# POSITION_WRITE_INTERVAL_S after a later answer   of what is synced by then, also of the next journal; nothing when
-# nothing moved at an orderly end             of all that was answered
+#     POSITION_WRITE_INTERVAL_S after a later answer
+#                                   of what is synced by then, also of the next journal; nothing when nothing moved
+#     at an orderly end             of all that was answered
 #
 # What it costs: no add waits for it but the first ones; one commit in POSITION_WRITE_INTERVAL_S while there are adds.
 # What it does not see: a copy of less than POSITION_WRITE_INTERVAL_S before a crash, of the same start, which lacks
@@ -284,8 +289,9 @@ class JournalPositionRecorder:
         await self.store_position(changed_only=False)
 
     async def store_position(self, *, changed_only: bool = True) -> None:
-        """Stores the present journal position in the metadata if it has changed, then calls the functions that
-        `defer_answer` has queued. Raises the errors of the metadata; then the functions stay queued.
+        """Stores the present journal position in the metadata if it has changed (`changed_only` False: in any case),
+        then calls the functions that `defer_answer` has queued. Raises the errors of the metadata; then the functions
+        stay queued.
 
         If the metadata has a smaller position than this process stored, counts that in `went_back`: the metadata was
         replaced by an older copy."""
@@ -355,7 +361,8 @@ class DiskState(enum.Enum):
 
 class DiskLimits(NamedTuple):
     """The limits by which `decide_disk_state` decides: used shares of the disk (0 to 1), and a smallest number of free
-    bytes."""
+    bytes. TIGHT: at least `warn_share` is used; FULL: at least `full_share` is used, or fewer than the smallest number
+    of bytes are free. A full disk becomes writable below `low_water_share`."""
 
     full_share: float
     low_water_share: float
@@ -385,8 +392,8 @@ class DiskUsage(NamedTuple):
 
 
 def decide_disk_state(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
-    """Returns the state of a disk with this usage. `was`: its state before. `no_room`: the last write found the disk
-    full, or the disk reserve is missing."""
+    """Returns the state of a disk with this usage, by these limits. `was`: its state before. `no_room`: the last write
+    found the disk full, or the disk reserve is missing."""
     floor = limits.compute_free_bytes_min(usage.total) * (WRITABLE_AGAIN_FACTOR if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM

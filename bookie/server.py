@@ -156,9 +156,10 @@ class Bookie:
     async def start(
         cls, world: World, config: BookieConfig, metadata: MetadataStore, new_session: OpenMetadataSession | None = None
     ) -> Bookie:
-        """Starts a bookie and returns it when it serves requests and is registered. Raises a MagnetarError if the
-        bookie may not start with its directory, such as Busy, InvalidConfiguration, NewerFormat or ReadOnly. After an
-        error the directory is not locked any more."""
+        """Starts a bookie and returns it when it serves requests and is registered. `metadata` and `new_session`: as in
+        the class. Raises a MagnetarError if the bookie may not start with its directory, such as Busy,
+        InvalidConfiguration, NewerFormat or ReadOnly. Raises the errors of the metadata, and OSError if the disk fails.
+        After an error the directory is not locked any more."""
         bookie = cls(world, config, metadata, new_session)
         await bookie._start()
         return bookie

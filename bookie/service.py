@@ -1,7 +1,7 @@
 """The peer service of a bookie: translates requests (ledger/peer_format.py) into the store's intents, and answers.
 
-No task per add: the requests of one turn of the event loop become `Store.seal_group`s of about SEAL_BYTES, and the
-journal's completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
+No task per add: the requests of one turn of the event loop become `Store.seal_group`s of about GROUP_SEAL_BYTES, and
+the journal's completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
 
     ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
     READ, READ_LAC     at once from memory, else after one file read
@@ -94,7 +94,8 @@ ParkedRequest = tuple[PeerRequest, BookieRequestHead, float]
 class RequestsOfUnknownLedgers:
     """Holds requests for ledgers that this bookie does not know, and reads the records of these ledgers in the
     metadata. If a record has the key of the requests, calls `record_key_of_metadata(ledger, key)` and then `again` with
-    these requests; otherwise calls `refuse` for each of them."""
+    these requests; otherwise calls `refuse` for each of them. The held requests need at most `waiting_bytes_max`
+    bytes."""
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], record_key_of_metadata: Callable[[int, bytes], None],
@@ -213,7 +214,10 @@ class BookieService:
     of the event loop. Owns the requests that wait for an answer; after `close` no request is answered.
 
     With `metadata`, a ledger that this bookie does not know may begin only if the metadata has a record of it. Calls
-    `slow_down(True)` when the sockets should read slowly, `slow_down(False)` when they may read normally."""
+    `slow_down(True)` when the sockets should read slowly, `slow_down(False)` when they may read normally. Bounds:
+    `entry_bytes_max` for one entry; `held_bytes_max`, of which the bounds of all waiting requests are multiples or
+    parts; `reads_max` reads of the disk at a time, which ask for at most `reads_bytes_max` bytes together. `on_admin`
+    answers admin requests; None: they get BAD_REQUEST."""
 
     def __init__(
         self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int,
@@ -266,7 +270,7 @@ class BookieService:
     # ------------------------------------------------------------------------------------ a turn
     def serve(self, requests: Sequence[PeerRequest]) -> None:
         """Takes all requests that arrived in one turn of the event loop. Answers each of them at once or later, exactly
-        once; none after `close`. Writes their records to the journal in groups of about SEAL_BYTES."""
+        once; none after `close`. Writes their records to the journal in groups of about GROUP_SEAL_BYTES."""
         if self._closed:
             return
         self.requests += len(requests)

@@ -242,8 +242,9 @@ class Bookies:
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[PeerReply]:
-        """Sends a request to a bookie. Returns a future of the reply (see `Peer.request`). Raises no error itself: if
-        the bookie was never registered, the future fails with Unavailable."""
+        """Sends a request to a bookie: its encoded `head`, and its frames. Returns a future of the reply (see
+        `Peer.request`). Raises no error itself: the future fails with Unavailable if the bookie was never registered,
+        and with the errors of that method."""
         return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
@@ -281,7 +282,7 @@ class Bookies:
         self.record_read_fault(bookie, BookieFaultKind.FAILED)
 
     def record_read_fault(self, bookie: str, kind: BookieFaultKind) -> None:
-        """Records a fault of the bookie in answering a read: for a while, reads ask other bookies first
+        """Records a fault of this `kind` of the bookie in answering a read: for a while, reads ask other bookies first
         (placement_core.py)."""
         self._trouble.record_read_fault(bookie, kind, self._world.clock.monotonic())
 
@@ -321,7 +322,7 @@ class Bookies:
 
     async def choose_bookies_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
         """Chooses bookies like `choose_bookies`. If there are too few, lists the bookies again and chooses once more,
-        because the watch may lag. Raises NotEnoughBookies, and the metadata's errors."""
+        because the watch may lag. Raises the errors of `choose_bookies`, and the metadata's errors."""
         try:
             return self.choose_bookies(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -332,7 +333,7 @@ class Bookies:
         self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None
     ) -> list[str]:
         """Chooses `count` distinct writable bookies for copies and returns them. Raises NotEnoughBookies, with the
-        fields `wanted` and `available`.
+        fields `wanted` and `available`; InvalidConfiguration if `write_quorum` is larger than `count`.
 
         With `write_quorum`, for a new ledger, every write set must cover the smallest number of racks. Without
         `write_quorum`, the bookies in `exclude` have copies already; they are not chosen, and other racks than theirs
@@ -342,8 +343,9 @@ class Bookies:
         return self._placed(count, exclude, beside, write_quorum)
 
     def choose_replacements(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
-        """Chooses a replacement for the bookie in each of `slots` of the ensemble. Returns slot → bookie; only for the
-        first slots, or for none, if there are too few bookies.
+        """Chooses a replacement for the bookie in each of `slots` of the ensemble, so that the write sets of
+        `write_quorum` slots cover enough racks. Returns slot → bookie; only for the first slots, or for none, if there
+        are too few bookies.
 
         Never chooses a bookie that failed lately. Prefers racks that the other slots do not have."""
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]

@@ -60,8 +60,8 @@ from .writer_core import Striping
 # ----------------------------------------------------------------------------------------------------- deletions
 # The ledgers that were deleted, for ever: without this record no bookie deletes a ledger's data.
 #
-# /deleted/<page, 20 digits>    DeletedLedgersRecord: the ranges of deleted ids among LEDGER_IDS_PER_PAGE consecutive
-# ones
+#     /deleted/<page, 20 digits>    DeletedLedgersRecord: the ranges of deleted ids among
+#                                   LEDGER_IDS_PER_PAGE consecutive ones
 #
 # Rule. That a ledger's record is missing proves nothing: a damaged file, an older copy or another store lacks it too. A
 # ledger is deleted only by its owner, in this order:
@@ -95,8 +95,8 @@ async def find_deleted_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> 
 
 
 async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Records in the metadata, for ever, that the owner of these ledgers has deleted them. May be repeated. After an
-    error of the metadata the outcome is unknown."""
+    """Records in the metadata, for ever, that the owner of these ledgers has deleted them. May be repeated. Raises the
+    errors of `update_record`; then some of the deletions may be recorded."""
     for page, ids in _paged(ledgers):
 
         def noted(record: DeletedLedgersRecord | None, page: int = page, ids: list[int] = ids) -> DeletedLedgersRecord:
@@ -108,7 +108,7 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
 async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[CommitOperation]:
     """Returns the operations that record the deletion of these ledgers, like `record_deletions`. The caller must commit
     them, alone or with other operations. The commit raises BadVersion if another process has changed the same records
-    since this call. Raises the errors of the metadata."""
+    since this call. Raises DamagedRecord, and the errors of the metadata."""
     operations: list[CommitOperation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted_ledgers(page)
@@ -125,7 +125,8 @@ async def commit_ledger_deletions(
     these ledgers are deleted. So their deletion can be completed after a crash.
 
     Raises BadVersion at once if an operation of `owner` conflicts, or if the records of deletions conflicted
-    DELETE_ATTEMPTS_MAX times. Raises the other errors of the commit."""
+    DELETE_ATTEMPTS_MAX times. Raises the other errors of `MetadataStore.commit`, and those of
+    `make_deletion_operations`."""
     own = {operation.path for operation in owner}
     for attempt in range(DELETE_ATTEMPTS_MAX):
         try:
@@ -139,8 +140,8 @@ async def commit_ledger_deletions(
 
 async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
     """Deletes these ledgers: records their deletion, like `record_deletions`, then deletes their records in the
-    metadata. May be repeated, also for ledgers that have no record any more. After an error of the metadata the outcome
-    is unknown."""
+    metadata. May be repeated, also for ledgers that have no record any more. Raises the errors of `update_record` and
+    `commit_in_parts`; then some of them may be deleted."""
     ordered = sorted(ledgers)
     await record_deletions(store, ordered)
     await commit_in_parts(store, [DeleteNode(paths.ledger(ledger), ANY_VERSION) for ledger in ordered])
@@ -210,8 +211,8 @@ class LedgerClient:
 
     async def connect(self) -> None:
         """Lists the bookies and connects to some of them (`Bookies.connect`), so that the first ledger need not wait
-        for that. Waits until each of these bookies has answered or failed, at most `add_timeout_s`. Raises the errors
-        of the metadata."""
+        for that. Waits until each of these bookies has answered or failed, at most `add_timeout_s`. Raises Unavailable
+        after `close`, and the errors of the metadata."""
         await self._bookies.wait_bookies_listed()
         await self._bookies.connect()
 
@@ -228,7 +229,7 @@ class LedgerClient:
         stored in the ledger's record, such as the name of its topic.
 
         Raises InvalidConfiguration if the sizes contradict each other, NotEnoughBookies if too few bookies are
-        writable, or the errors of the metadata."""
+        writable, Unavailable after `close`, or the errors of the metadata."""
         while True:
             record = await self.draft_record(
                 ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,
@@ -318,7 +319,8 @@ class LedgerClient:
         """Opens a ledger for reading and returns a reader. The reader reads up to the end of a CLOSED ledger; otherwise
         up to the largest last-add-confirmed (LAC) that a bookie reports. Fences nothing.
 
-        Raises LedgerNotFound, Unavailable if no bookie of an open ledger answers, and the errors of the metadata."""
+        Raises LedgerNotFound, Unavailable if no bookie of an open ledger answers or this client is closed, and the
+        errors of the metadata."""
         await self._bookies.wait_bookies_listed()
         reader = LedgerReader(await self.read_record(ledger_id), self._bookies, self._metadata, self._config)
         await reader.refresh_last_entry()
@@ -330,8 +332,8 @@ class LedgerClient:
 
     def make_reader(self, record: LedgerRecord) -> LedgerReader:
         """Returns a reader of the ledger with this record. Sends no request. The reader reads what the record alone
-        proves to be stored: all entries of a CLOSED ledger, otherwise those before the last fragment. Its `refresh`
-        asks the bookies for more."""
+        proves to be stored: all entries of a CLOSED ledger, otherwise those before the last fragment. Its
+        `refresh_last_entry` asks the bookies for more."""
         return LedgerReader(record, self._bookies, self._metadata, self._config)
 
     def make_local_reader(self, writer: LedgerWriter) -> LedgerReader:
@@ -374,9 +376,9 @@ class LedgerClient:
         return await records.read_record(self._metadata, ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes ledgers for ever. May be repeated, also for ledgers that have no record any more. After an error of
-        the metadata the outcome is unknown: the caller must call this again. Calls at the same time share their
-        commits."""
+        """Deletes ledgers for ever. May be repeated, also for ledgers that have no record any more. Raises the errors
+        of `delete_ledgers`: then some may be deleted, and the caller must call this again. Calls at the same time share
+        their commits."""
         self._unwanted.update(ledger_ids)
         async with self._deleting:
             if not self._unwanted.isdisjoint(ledger_ids):

@@ -11,7 +11,7 @@ still be in flight. The future resolves to the entry id, strictly in entry order
 | OutcomeUnknown | unknown (no answer in time, key refused, `abandon`) | close the handle; the end decides |
 | BackPressure | not accepted: too much is pending | `await wait_room()`, append it again |
 
-`push` is `append` without a future per entry: the `listener` gets the outcomes.
+`append_for_listener` is `append` without a future per entry: the `listener` gets the outcomes.
 
 An append to a handle that is not `is_writable` fails at once with LedgerClosed (nothing was sent). A bookie fails when
 its connection breaks, or when it does not answer within `add_timeout_s`. It is quarantined, and another bookie takes
@@ -115,14 +115,15 @@ class AppendListener(Protocol):
         ...
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
-        """Called when an entry that was appended with `push` will not be confirmed. It may be stored: the end that
-        `LedgerWriter.close` returns says whether it is."""
+        """Called when an entry that was appended with `append_for_listener` will not be confirmed. It may be stored:
+        the end that `LedgerWriter.close` returns says whether it is."""
         ...
 
 
 class LedgerWriter:
     """Appends entries to an OPEN ledger; a ledger has one writer. Made by `LedgerClient.create` or `make_writer`. Must
-    be used in the event loop in which it was made. `listener` is told the outcomes of the entries that were pushed."""
+    be used in the event loop in which it was made. `listener` is told the outcomes of the entries that were appended
+    with `append_for_listener`."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
@@ -207,8 +208,9 @@ class LedgerWriter:
 
     def append(self, *frames: Buffer, tail: PayloadTailChecksum | None = None) -> asyncio.Future[int]:
         """Appends the frames, one after the other, as one entry. Returns a future of the entry's id. Raises no error
-        itself: the future gets the errors in the module's docstring. `tail`: the known checksum of the end of a payload
-        that is in one frame."""
+        itself: the future fails with MessageTooLarge, BackPressure or LedgerClosed if the entry is certainly not
+        stored, with LedgerFenced or OutcomeUnknown if that is unknown. `tail`: the known checksum of the end of a
+        payload that is in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
             self.append_for_listener(PendingAppendWithFuture(frames, sum(map(len, frames)), future, tail))
@@ -217,8 +219,8 @@ class LedgerWriter:
         return future
 
     def append_for_listener(self, payload: PendingAppend) -> None:
-        """Appends an entry like `append`, but returns no future: the `listener`, which must be set, is told the
-        outcome. Raises MessageTooLarge, LedgerClosed, or BackPressure; then nothing was appended. BackPressure: the
+        """Appends the entry `payload` like `append`, but returns no future: the `listener`, which must be set, is told
+        the outcome. Raises MessageTooLarge, LedgerClosed, or BackPressure; then nothing was appended. BackPressure: the
         bounds of this ledger or the memory bound of all ledgers leave no room. The memory bound does not apply to
         `append`."""
         assert self.listener is not None or isinstance(payload, PendingAppendWithFuture), (
@@ -247,8 +249,8 @@ class LedgerWriter:
             self._watch()
 
     def late_bookie_answers(self) -> Sequence[LateBookieAnswer]:
-        """Returns the latest answers of bookies that took longer than the setting `late_s`, at most 64; none if
-        `late_s` is 0."""
+        """Returns the latest answers of bookies that took longer than the setting `late_s` (in seconds), at most 64;
+        none if `late_s` is 0."""
         return self._sender.late or ()
 
     async def wait_room(self) -> None:
@@ -287,8 +289,9 @@ class LedgerWriter:
         about `add_timeout_s` + `close_timeout_s`.
 
         Raises LedgerFenced if another client is recovering the ledger or the ledger was deleted (the caller may call
-        `close` again later), OutcomeUnknown if the metadata did not answer. If another client has closed the ledger,
-        returns the end that is stored."""
+        `close` again later), OutcomeUnknown if the metadata did not answer, a bookie refused the ledger's key, or a
+        pending entry was undecided for `quorum_timeout_s`. If another client has closed the ledger, returns the end
+        that is stored."""
         self._run(self._core.close())
         await self._finished.wait()
         if self._core.end is None:

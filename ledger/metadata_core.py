@@ -66,7 +66,9 @@ def make_ledger_record(
     ledger_id: int, striping: Striping, ensemble: Sequence[str], *, key: bytes, token: str, created_ms: int,
     properties: Mapping[str, str],
 ) -> LedgerRecord:  # fmt: skip
-    """Returns the record of a new OPEN ledger with one fragment on these bookies, which must be distinct."""
+    """Returns the record of a new OPEN ledger with one fragment on the bookies `ensemble`, which must be distinct.
+    `key`: the ledger's master key (20 bytes). `token`: random, by which the creator recognises the record.
+    `created_ms`: the time of day, in ms since the epoch."""
     assert len(ensemble) == striping.ensemble_size, "an ensemble has one bookie per slot"
     assert len(set(ensemble)) == len(ensemble), "the bookies of an ensemble are distinct"
     return LedgerRecord(
@@ -173,13 +175,14 @@ def decide_close_by_recovery(
     current: LedgerRecord | None, snapshot: Sequence[Fragment], fragments: Sequence[Fragment],
     last_entry: int, length: int,
 ) -> LedgerTransition:  # fmt: skip
-    """Decides the close by a recovery (IN_RECOVERY → CLOSED), with the end that was found and, only now, with the
-    ensembles that the recovery changed in memory (M03). `current`: the stored record, None if there is none.
+    """Decides the close by a recovery (IN_RECOVERY → CLOSED), with the end that was found (`last_entry`, -1: the ledger
+    is empty; `length`: its payload bytes) and, only now, with the ensembles that the recovery changed in memory (M03).
+    `current`: the stored record, None if there is none.
 
     `snapshot`: the fragments as they were when the recovery began; the stored record must still have the same last
-    fragment (§1.2). Returns `RecordAlreadyStored` if another recoverer has closed the ledger: its end is the valid
-    one. Returns `LedgerTransitionRefused` with DELETED if there is no record, with FRAGMENTS_CHANGED if the ledger is
-    not IN_RECOVERY or its last fragment is another one."""
+    fragment (§1.2). Returns `RecordAlreadyStored` if another recoverer has closed the ledger: its end is the valid one.
+    Returns `LedgerTransitionRefused` with DELETED if there is no record, with FRAGMENTS_CHANGED if the ledger is not
+    IN_RECOVERY or its last fragment is another one."""
     if current is None:
         return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state == CLOSED:
@@ -196,8 +199,9 @@ def decide_close_by_recovery(
 
 
 def decide_bookie_replacement(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> LedgerTransition:
-    """Decides that the bookie `new` takes the place of `old` in one *final* fragment of a ledger, which may be in any
-    state. `new` must already have all the copies. `current`: the stored record, None if there is none.
+    """Decides that the bookie `new` takes the place of `old` in one *final* fragment of a ledger, the one that begins
+    at `first_entry`, which may be in any state. `new` must already have all the copies. `current`: the stored record,
+    None if there is none.
 
     Final means: the ledger is CLOSED, or the fragment is not the last one (M21). Returns `RecordAlreadyStored` if `new`
     is in the fragment and `old` is not: an earlier attempt, or another worker, has stored the same.

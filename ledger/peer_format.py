@@ -112,8 +112,8 @@ _FLAGS = int(BookieRequestFlags.FENCE | BookieRequestFlags.RECOVERY)
 _FLAGS_OF = tuple(BookieRequestFlags(value) for value in range(_FLAGS + 1))
 FLAGS_WITH_FENCE = tuple(each for each in _FLAGS_OF if BookieRequestFlags.FENCE in each)
 FLAGS_WITH_RECOVERY = tuple(each for each in _FLAGS_OF if BookieRequestFlags.RECOVERY in each)
-"""All flags that contain RECOVERY; FLAGS_WITH_FENCE has all that contain FENCE. `flags in FENCING` costs a comparison
-or two, an operator of a Flag several calls."""
+"""All flags that contain RECOVERY; FLAGS_WITH_FENCE has all that contain FENCE. To look flags up in them costs a
+comparison or two, an operator of a Flag several calls."""
 _OP_OF = {int(op): op for op in BookieOperation}
 _ADD = int(BookieOperation.ADD)
 _ADD_HEAD = struct.pack(">BBH", PEER_PROTOCOL_VERSION, _ADD, 0)
@@ -224,7 +224,8 @@ def parse_add_request_without_flags(head: bytes) -> tuple[int, int, bytes] | Non
 
 
 def decode_request(head: bytes) -> BookieRequestHead:
-    """Decodes the head of a request. Raises ValueError if its length, version, operation or flags are wrong."""
+    """Decodes the head of a request and returns it. Raises ValueError if its length, version, operation or flags are
+    wrong."""
     if len(head) != _REQUEST.size:
         raise ValueError(f"request head of {len(head)} bytes, not {_REQUEST.size}")
     version, op, flags, *rest = _REQUEST.unpack(head)
@@ -240,7 +241,8 @@ def decode_request(head: bytes) -> BookieRequestHead:
 
 
 def decode_answer(head: bytes) -> BookieAnswerHead:
-    """Decodes the head of an answer. Raises ValueError if its length, version, operation or status is wrong."""
+    """Decodes the head of an answer and returns it. Raises ValueError if its length, version, operation or status is
+    wrong."""
     if len(head) != _ANSWER.size:
         raise ValueError(f"answer head of {len(head)} bytes, not {_ANSWER.size}")
     version, op, status, *rest = _ANSWER.unpack(head)
@@ -257,7 +259,7 @@ def decode_answer(head: bytes) -> BookieAnswerHead:
 def extend_checksum_by_entry(before: bytes, header: bytes, payload_bytes: int) -> int:
     """Returns the CRC32C of some bytes followed by a stored entry, without reading the entry's payload. `before` is the
     CRC32C of these bytes. `header` is the header of the entry, which must be verified; its checksum is used instead of
-    the payload."""
+    the payload. `payload_bytes`: the size of its payload."""
     # what the header's own checksum began with goes
     known = crc32c(before + header) ^ crc32c(header[:CHECKSUMMED_HEADER_BYTES])
     return combine_checksums(known, int.from_bytes(header[CHECKSUMMED_HEADER_BYTES:]), payload_bytes)
@@ -286,7 +288,8 @@ _RUN = struct.Struct(">qq")
 
 
 def encode_stored_runs(runs: Iterable[tuple[int, int]]) -> bytes:
-    """Encodes the runs of entries (first, last) of an answer to a HELD request; both ends are included."""
+    """Encodes the runs of entries (first, last) of an answer to a HELD request; both ends are included. Returns the
+    bytes of the only frame."""
     return b"".join([_RUN.pack(first, last) for first, last in runs])
 
 

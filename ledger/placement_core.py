@@ -63,7 +63,8 @@ class RandomSource(Protocol):
 
 
 class BookieCandidate(msgspec.Struct, frozen=True):
-    """A writable bookie that is not in the ensemble and may be chosen for it."""
+    """A writable bookie that is not in the ensemble and may be chosen for it. `bookie`: its uuid; `rack`: UNKNOWN_RACK
+    if it is not known; `quarantined`: it failed lately."""
 
     bookie: str
     rack: str
@@ -98,12 +99,13 @@ def choose_bookies(
     candidates: Sequence[BookieCandidate], count: int, *, rng: RandomSource, existing: Mapping[int, str] | None = None,
     write_quorum: int | None = None, rule: RackRule | None = None,
 ) -> ChosenBookies | PlacementFailure:  # fmt: skip
-    """Chooses bookies for the `count` open slots of an ensemble, randomly, weighted by free space. `existing` has the
-    racks of the other slots (slot → rack); the open slots are those that it does not name. Returns one bookie for each
-    open slot, the lowest slot first, or the reason why none could be chosen.
+    """Chooses bookies among `candidates` for the `count` open slots of an ensemble, randomly, weighted by free space.
+    `existing` has the racks of the other slots (slot → rack); the open slots are those that it does not name. Returns
+    one bookie for each open slot, the lowest slot first, or the reason why none could be chosen.
 
-    The ensemble has `count` + `existing` slots. Without `write_quorum`, every slot stores every entry. Raises
-    InvalidConfiguration if `write_quorum` is larger than the ensemble, or below 1."""
+    The ensemble has `count` + `existing` slots. Without `write_quorum`, every slot stores every entry. `rule`: how many
+    racks a write set must cover; None: one. Raises InvalidConfiguration if `write_quorum` is larger than the ensemble,
+    or below 1."""
     if count == len(candidates) == 1 and not existing:
         return ChosenBookies((candidates[0].bookie,))
     existing = existing or {}
@@ -136,7 +138,8 @@ def shuffle_by_weight(candidates: Sequence[BookieCandidate], rng: RandomSource) 
 
 def compute_candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str, float]:
     """Returns the weight of each candidate, by bookie. The weights are proportional to the free bytes; the median is 1,
-    the largest is BOOKIE_WEIGHT_RATIO_MAX."""
+    the largest possible is BOOKIE_WEIGHT_RATIO_MAX. A candidate that does not report its free bytes gets the smallest
+    weight; if none reports them, all weights are 1."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
         return {each.bookie: 1.0 for each in candidates}

@@ -53,8 +53,9 @@ class LedgerEntry(NamedTuple):
 
 
 class LedgerReader:
-    """Reads the entries of one ledger. A `LedgerClient` makes readers. A reader has no connections of its own and need
-    not be closed."""
+    """Reads the entries of one ledger. A `LedgerClient` makes readers. `confirmed` returns the last-add-confirmed of a
+    writer in this process; None: there is none. `known`: the last entry, if a recovery has read it. A reader has no
+    connections of its own and need not be closed."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig,
@@ -98,8 +99,8 @@ class LedgerReader:
         early where the bookie that answered does not have the next entry.
 
         Raises InvalidRequest if the range is not within 0 … `last_entry`. Raises DataLost if the first entry is
-        certainly lost, Unavailable if it cannot be read now. Raises LedgerNotFound if the ledger was deleted, and the
-        errors of the metadata."""
+        certainly lost, Unavailable if it cannot be read now from any bookie. Raises LedgerNotFound if the ledger was
+        deleted, and the errors of the metadata."""
         entries = await self.read_stored(first, last, bytes_max)
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 

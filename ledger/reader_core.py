@@ -82,9 +82,10 @@ class PendingAppend(PendingAdd):
 def encode_header(
     ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: PayloadTailChecksum | None = None
 ) -> bytes:
-    """Encodes the header (36 bytes) of a stored entry with the payload `frames`, and returns it. `length`: the ledger's
-    payload bytes up to and including this entry. With a `tail` of at least JOINED_BYTES_MIN bytes, the payload must be
-    one frame, and the tail's checksum is used instead of reading its bytes again."""
+    """Encodes the header (36 bytes) of a stored entry with the payload `frames`, and returns it. `lac`: the
+    last-add-confirmed at that time. `length`: the ledger's payload bytes up to and including this entry. With a `tail`
+    of at least JOINED_BYTES_MIN bytes, the payload must be one frame, and the tail's checksum is used instead of
+    reading its bytes again."""
     facts = _FACTS.pack(ledger, entry, lac, length)
     if tail is not None and tail.size >= JOINED_BYTES_MIN:
         [payload] = frames
@@ -129,7 +130,8 @@ class SendReadToBookie(NamedTuple):
 
 
 class EntriesRead(NamedTuple):
-    """Fact: the bookie answered the read with these stored entries, which are not verified yet."""
+    """Fact: the bookie answered the read with these stored entries, one in each of `frames`, which are not verified
+    yet."""
 
     bookie: str
     frames: Sequence[Buffer]

@@ -87,7 +87,8 @@ class RecoveryResult(NamedTuple):
     the metadata that closes the ledger, which the caller must commit (None: the ledger is closed already). `record`:
     the ledger's record, as it is after that change.
 
-    Committing `end` raises ClosedByAnotherRecoverer, or Unavailable if the stored record does not allow the close."""
+    Committing `end` raises ClosedByAnotherRecoverer, Unavailable if the stored record does not allow the close, or the
+    other errors of `update_nodes`."""
 
     record: LedgerRecord
     last: StoredCopy | None = None
@@ -314,8 +315,9 @@ async def store_record_transition(
     store: MetadataStore, ledger_id: int, decide: DecideTransition, *, timeout_s: float
 ) -> RecordAlreadyStored | LedgerTransitionRefused:
     """Changes a ledger's record: calls `decide` with the stored record and stores the record that it returns; repeats
-    that if another process changes the record meanwhile. Returns the outcome: the stored record, or why the change was
-    refused. Raises the metadata's errors: then it is unknown whether the change was stored."""
+    that if another process changes the record meanwhile, for at most `timeout_s` seconds. Returns the outcome: the
+    stored record, or why the change was refused. Raises the metadata's errors: then it is unknown whether the change
+    was stored."""
     path = paths.ledger(ledger_id)
     answer: LedgerTransition | None = None  # of the last attempt: what it wrote, or found, is stored
 
@@ -484,7 +486,7 @@ class LostEntriesSearch:
         record, also if another process has closed the ledger.
 
         Raises Unavailable if a bookie that does not answer may have more entries, LedgerNotInRecovery if the record
-        does not allow the close, LedgerNotFound if it is missing."""
+        does not allow the close, LedgerNotFound if it is missing, and the metadata's errors."""
         await self._learn()
         last_fragment = self.record.fragments[-1]
         known = last_fragment.first_entry - 1

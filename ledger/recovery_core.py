@@ -145,7 +145,8 @@ class SendRead(NamedTuple):
 
 class CloseRecoveredLedger(NamedTuple):
     """Effect: close the ledger, by changing its record from IN_RECOVERY to CLOSED. The next fact is LedgerRecordClosed
-    or RecoveredCloseRefused."""
+    or RecoveredCloseRefused. `last_entry`: the id of its last entry, -1: it is empty; `length`: its payload bytes;
+    `fragments`: its fragments with the ensembles that this recovery changed."""
 
     last_entry: int
     length: int
@@ -176,14 +177,14 @@ class LedgerFencedAtBookie(NamedTuple):
 
 
 class FenceFailed(NamedTuple):
-    """Fact: the bookie did not answer the fence, or answered with an error. Whether the ledger is fenced there is
-    unknown."""
+    """Fact: the bookie in `slot` did not answer the fence, or answered with an error. Whether the ledger is fenced
+    there is unknown."""
 
     slot: int
 
 
 class EntryFound(NamedTuple):
-    """Fact: the bookie sent an undamaged copy of the entry. This is a vote that the entry exists."""
+    """Fact: the bookie in `slot` sent `stored`, an undamaged copy of `entry`. This is a vote that the entry exists."""
 
     entry: int
     slot: int
@@ -191,7 +192,7 @@ class EntryFound(NamedTuple):
 
 
 class EntryMissing(NamedTuple):
-    """Fact: the bookie has fenced the ledger and is certain that it does not have the entry (NO_SUCH_ENTRY,
+    """Fact: the bookie in `slot` has fenced the ledger and is certain that it does not have the entry (NO_SUCH_ENTRY,
     NO_SUCH_LEDGER). This is a vote that the entry does not exist."""
 
     entry: int
@@ -199,8 +200,8 @@ class EntryMissing(NamedTuple):
 
 
 class ReadFailed(NamedTuple):
-    """Fact: the bookie did not answer the read, sent damaged bytes, or answered UNKNOWN or an error. This is no
-    vote."""
+    """Fact: the bookie in `slot` did not answer the read, sent damaged bytes, or answered UNKNOWN or an error. This is
+    no vote."""
 
     entry: int
     slot: int

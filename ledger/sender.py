@@ -11,8 +11,9 @@ asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie wh
 stores another entry, it has room, and is asked again BUSY_RESEND_DELAY_S later: a missing entry delays the confirmation
 of all later ones. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests
 without an answer, each copy: a bookie that hangs keeps them in memory after the others confirmed them. The handle
-bounds it, and `AppendMemoryBudget` (writer_core.py) bounds what all ledgers of the process have. Guards:
-tests/ledger/test_sender.py, tests/ledger/test_ledger.py. """
+bounds it, and `AppendMemoryBudget` (writer_core.py) bounds what all ledgers of the process have.
+Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ LATE_REQUESTS_MAX = 64
 
 
 class PendingAppendWithFuture(PendingAppend):
-    """An entry that is being appended, and the future that gets its outcome."""
+    """An entry that is being appended, and the future that gets its outcome: the entry id, or the error."""
 
     __slots__ = ("future",)
 
@@ -79,8 +80,9 @@ class SentAddRequest(InProcessRequest):
     """An add request that was sent to a bookie and is not answered yet (a `runtime.network.AnswerListener`).
 
     The copies of a request to several bookies share their memory: it counts once, at the `first` copy, whose `copies`
-    is the number of copies without an answer. `tries`: how often the request was repeated after `retry_s`. `sent_s`:
-    when it was sent first, in seconds of the monotonic clock; 0 if `late_s` is not set."""
+    is the number of copies without an answer. `adds` are its entries; `place` is (slot of the ensemble, bookie).
+    `tries`: how often the request was repeated after `retry_s`. `sent_s`: when it was sent first, in seconds of the
+    monotonic clock; 0 if `late_s` is not set."""
 
     __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "sent_s", "tries")
 
@@ -286,16 +288,16 @@ class AddSender:
             self.retry_adds_later(place, busy, sent.tries, sent.sent_s)
 
     def on_adds_failed(self, place: _Place, adds: Sequence[PendingAppend], why: object) -> None:
-        """Called when the bookie in `place` has not stored these entries: passes the failure and an AddFailed for each
-        entry on. `why` is the error or the name of the status."""
+        """Called when the bookie in `place` (slot, bookie) has not stored these entries: passes the failure and an
+        AddFailed for each entry on. `why` is the error or the name of the status."""
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
     def retry_adds_later(self, place: _Place, adds: list[PendingAppend], tries: int, sent_s: float) -> None:
-        """Sends entries that a bookie had no room for again, after `retry_s`. Reports them as failed instead if the
-        sender is closed, or if `tries` repetitions took about `add_timeout_s`. Drops entries of a bookie that was
-        replaced, and then calls `acked` with none, because the handle may have room again."""
+        """Sends entries that the bookie in `place` (slot, bookie) had no room for again, after `retry_s`. Reports them
+        as failed instead if the sender is closed, or if `tries` repetitions took about `add_timeout_s`. Drops entries
+        of a bookie that was replaced, and then calls `acked` with none, because the handle may have room again."""
         slot, bookie = place
         if self._closed:  # first: the entries may be in another ledger now
             for add in adds:
@@ -321,7 +323,7 @@ class AddSender:
 
     def record_answer_if_late(self, sent: SentAddRequest, stored: Sequence[PendingAppend]) -> None:
         """Records the answer of a bookie that has stored these entries, if it came more than `late_s` seconds after the
-        request. Only the last LATE_REQUESTS_MAX are kept."""
+        request `sent`. Only the last LATE_REQUESTS_MAX are kept."""
         now_s = self._bookies.now()
         if now_s - sent.sent_s > self.late_s:
             if self.late is None:
@@ -329,8 +331,8 @@ class AddSender:
             self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_has_room(self, place: _Place) -> None:
-        """Called when a busy bookie has stored an entry: BUSY_RESEND_DELAY_S seconds later, the requests that it
-        answered with BUSY are sent again."""
+        """Called when the busy bookie in `place` (slot, bookie) has stored an entry: BUSY_RESEND_DELAY_S seconds later,
+        the requests that it answered with BUSY are sent again."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True

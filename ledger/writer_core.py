@@ -414,7 +414,8 @@ class EnsembleChangeUnknown(NamedTuple):
 
 
 class LedgerEnded(NamedTuple):
-    """Fact: the ledger's record is CLOSED, with this end. This writer or another client has closed it."""
+    """Fact: the ledger's record is CLOSED, with this end: the id of its last entry (-1: it is empty), and its length in
+    payload bytes. This writer or another client has closed it."""
 
     last_entry: int
     length: int
@@ -461,8 +462,9 @@ class ChangeEnsemble(NamedTuple):
 
 
 class CloseLedger(NamedTuple):
-    """Effect: close the ledger with this end, by changing its record from OPEN to CLOSED. The next fact is LedgerEnded,
-    LedgerCloseRefused or LedgerCloseUnknown."""
+    """Effect: close the ledger with this end (the id of its last entry, -1: it is empty; its length in payload bytes),
+    by changing its record from OPEN to CLOSED. The next fact is LedgerEnded, LedgerCloseRefused or
+    LedgerCloseUnknown."""
 
     last_entry: int
     length: int

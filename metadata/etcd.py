@@ -7,15 +7,13 @@ of metadata/session.py. The store uses one of the servers at a time, and the nex
   timeout asks for a sign of life. *The client gives up first*: a lease that etcd has prolonged (a new leader counts
   anew) ends later than the client thinks, never earlier. `close` revokes the lease.
 - *Looks*: every SERVER_CHECK_INTERVAL_S the server answers a read of its own state. No answer, or no leader, is a
-reason to take the
-  next server.
+  reason to take the next server.
 - *Reads* are linearizable, and repeated until their deadline.
 - *Commits* are sent once, and hold only while the session's key exists. What etcd answers with UNAVAILABLE,
   DEADLINE_EXCEEDED or CANCELLED, and what it does not answer, is *unknown*. A proposal that was sent to a leader which
   then died gets no answer for 7 s: it is given up as unknown NEW_TERM_GRACE_S after a look sees a new term.
 - *Groups*: at most TRANSACTIONS_AT_ONCE_MAX transactions are under way. Commits that begin meanwhile wait, and leave
-together. A
-  group of which one commit is refused did nothing, and each of its commits is sent alone.
+  together. A group of which one commit is refused did nothing, and each of its commits is sent alone.
 - *Watches* resume at the exact revision, on any server, or their reader gets a WatchReset because etcd has compacted
   the history. One that its reader leaves alone costs this process a window of HTTP/2, and nothing more.
 - *A full etcd* (alarm NOSPACE) refuses commits that put, and new sessions: Unavailable, and not sent again. The commit
@@ -81,8 +79,9 @@ _LOG = logging.getLogger("magnetar.metadata.etcd")
 
 
 async def connect_etcd(world: World, address: EtcdAddress, timeout_s: float = 10.0) -> EtcdStore:
-    """Opens a session with etcd and returns the store. Tries for `timeout_s` seconds, then raises Unavailable. Raises
-    errors at once if retrying cannot help: UntrustedServer, WrongProtocol, Unauthenticated, Unauthorized."""
+    """Opens a session with etcd, whose timeout is `timeout_s` seconds, and returns the store. Tries for `timeout_s`
+    seconds, then raises Unavailable. Raises errors at once if retrying cannot help: UntrustedServer, WrongProtocol,
+    Unauthenticated, Unauthorized."""
     return await EtcdStore(world, address, timeout_s).start_or_close()
 
 
@@ -285,8 +284,8 @@ class EtcdStore(SessionStore):
         return f"{self._lease:x}"
 
     async def close(self) -> None:
-        """Ends the session at etcd if a server can be reached; otherwise its lease expires there. Also closes the
-        connection. May be called again."""
+        """Ends the session at etcd if a server answers within CLOSE_TIMEOUT_S seconds; otherwise its lease expires
+        there. Also closes the connection. May be called again."""
         if self._keeper is None or self._closing:
             await self._channel.close()
             return

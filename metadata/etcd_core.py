@@ -115,13 +115,15 @@ def _decode(text: bytes) -> str | None:
 
 
 def lease_seconds(timeout_s: float) -> int:
-    """Returns the seconds of a lease for a session with this timeout. etcd counts whole seconds."""
+    """Returns the seconds of a lease for a session with this timeout. etcd counts whole seconds, so it is `timeout_s`
+    rounded up, at least 1."""
     return max(1, math.ceil(timeout_s))
 
 
 # ------------------------------------------------------------------------------------------ commits
 class EtcdLimits(NamedTuple):
-    """The limits with which the etcd servers were started."""
+    """The limits with which the etcd servers were started: the largest number of compares, and of operations, of one
+    transaction, and the largest request in bytes."""
 
     txn_operations: int
     request_bytes: int
@@ -192,7 +194,7 @@ class CommitQueue(Generic[C]):
 
     def take(self) -> list[C]:
         """Removes and returns the first transaction, and those after it that fit into one with it: other nodes, at most
-        COMMIT_GROUP_BYTES_MAX bytes, and no more operations than etcd takes."""
+        COMMIT_GROUP_BYTES_MAX bytes, and no more operations than etcd takes. There must be at least one."""
         group = [self.waiting.popleft()]
         paths = set(group[0].paths)
         request = group[0].request
@@ -211,7 +213,8 @@ class CommitQueue(Generic[C]):
 
 
 def merge_requests(requests: Sequence[etcd.TxnRequest]) -> etcd.TxnRequest:
-    """Returns one transaction that does what these do, each of which begins with the compare of the session."""
+    """Returns one transaction that does what `requests` do together, each of which begins with the compare of the
+    session."""
     merged = etcd.TxnRequest(compare=requests[0].compare[:1], failure=requests[0].failure[:1])
     for request in requests:
         merged.compare.extend(request.compare[1:])
@@ -230,7 +233,7 @@ def split_answer(requests: Sequence[etcd.TxnRequest], answer: etcd.TxnResponse) 
 
 
 class CommitPlanner:
-    """Plans the transactions of the commits of one session. `lease`: the session's."""
+    """Plans the transactions of the commits of one session. `lease`: the id of the session's lease."""
 
     def __init__(self, keys: TreeKeys, lease: int, limits: EtcdLimits) -> None:
         self._keys = keys
@@ -240,9 +243,9 @@ class CommitPlanner:
 
     # ------------------------------------------------------------------ without a read
     def plan_blind_commit(self, operations: Sequence[CommitOperation]) -> EtcdCommitPlan | None:
-        """Plans a commit without a read. Returns None if that is not possible: a path comes twice, a check is of ANY
-        version, or reading the new versions would exceed the limits. Raises InvalidRequest if there are too many
-        paths."""
+        """Plans a commit without a read. Returns None if that is not possible: a path comes twice, a CheckNodeVersion
+        expects ANY_VERSION, or reading the new versions would exceed the limits. Raises InvalidRequest if there are too
+        many paths."""
         paths = {operation.path for operation in operations}
         self._limits.check_count(1 + len(paths))  # a compare of each, and of the session
         if len(paths) < len(operations):
@@ -305,8 +308,9 @@ class CommitPlanner:
     def read_blind_answer(
         self, operations: Sequence[CommitOperation], plan: EtcdCommitPlan, answer: etcd.TxnResponse
     ) -> list[int] | None:
-        """Returns the new versions of the nodes; None if nothing was done because a node is stored at its second key:
-        the commit must be planned from a read. Raises BadVersion or SessionExpired; then nothing was done either."""
+        """Reads etcd's answer to a plan of `plan_blind_commit`. Returns the new versions of the nodes; None if nothing
+        was done because a node is stored at its second key: the commit must be planned from a read. Raises BadVersion
+        or SessionExpired; then nothing was done either."""
         if answer.succeeded:
             read = iter([each.response_range for each in answer.responses if each.HasField("response_range")])
             return [next(read).kvs[0].version - 1 if version is None else version for version in plan.versions]
@@ -326,8 +330,8 @@ class CommitPlanner:
     def plan_read_commit(
         self, operations: Sequence[CommitOperation], found: Mapping[str, StoredVersion | None]
     ) -> EtcdCommitPlan:
-        """Plans a commit from the nodes as they were read (None: no node), which it compares. Raises BadVersion, and
-        the errors of `EtcdLimits.check`."""
+        """Plans a commit from `found`, the nodes as they were read (None: no node), which it compares. Raises
+        BadVersion, and the errors of `EtcdLimits.check`."""
         nodes = {path: _PlannedNode(node) for path, node in found.items()}
         versions: list[int | None] = [nodes[operation.path].apply(operation) for operation in operations]
         request = self._begin()
@@ -357,8 +361,8 @@ class CommitPlanner:
             self._put(request, second, head + bytes(node.put.value), node.put.ephemeral)
 
     def read_planned_answer(self, answer: etcd.TxnResponse) -> bool:
-        """Returns whether the transaction of `plan_read_commit` was done; False: a node has changed, and the commit
-        must be planned again. Raises SessionExpired."""
+        """Returns whether the transaction of `plan_read_commit` was done, by etcd's answer; False: a node has changed,
+        and the commit must be planned again. Raises SessionExpired."""
         if not answer.succeeded:
             self._check_session(answer)
         return bool(answer.succeeded)
@@ -434,7 +438,7 @@ def parse_node(answer: etcd.RangeResponse) -> tuple[StoredVersion, bytes] | None
 
 def parse_stored_version(answer: etcd.RangeResponse) -> StoredVersion | None:
     """Returns the version in an answer without values; None if there is no node. If the node is stored at its second
-    key, its version is not known: it is NODE_ABSENT."""
+    key, its version is not known: it is given as NODE_ABSENT."""
     if not answer.kvs:
         return None
     (pair,) = answer.kvs
@@ -456,7 +460,8 @@ class ChildrenListing:
         )
 
     def receive(self, answer: etcd.RangeResponse) -> None:
-        """Called with the answer to `request`."""
+        """Called with the answer to `request`: adds its names to `names`, and sets `request` to that for the next page,
+        or to None."""
         asked, self.request = self.request, None
         assert asked is not None, "an answer to a question"
         for pair in answer.kvs:
@@ -501,8 +506,9 @@ class TreeWatch:
         self.seen = revision
 
     def receive(self, answer: etcd.WatchResponse) -> list[NodeChanged]:
-        """Called with each message of etcd; returns the changes in it. If etcd has ended the watch, `is_compacted` is
-        true afterwards, or Unavailable is raised."""
+        """Called with each message of etcd. Returns the changes in it; [] if the message is a part of a larger one, or
+        has no change. If etcd has ended the watch because it has compacted the history, sets `is_compacted` and returns
+        []. Raises Unavailable if etcd has ended the watch for another reason."""
         if answer.canceled:
             if not answer.compact_revision:
                 raise Unavailable(f"etcd ended a watch: {answer.cancel_reason or 'it says no reason'}")
@@ -574,7 +580,8 @@ are part of etcd's API (etcdserver/api/v3rpc/rpctypes). For a full etcd see `dec
 
 
 def translate_refusal(error: MagnetarError) -> MagnetarError:
-    """Returns the error that a refusal of etcd means. What has no row stays as it is, such as UNAVAILABLE: unknown."""
+    """Returns the typed error that a refusal of etcd means, by the text of `error`. Returns `error` itself if its text
+    is not known, such as that of UNAVAILABLE, after which the outcome is unknown."""
     for text, kind, meaning in _REFUSALS:
         if text in error.message:
             return kind(f"{meaning} ({error.message})")
@@ -587,8 +594,8 @@ def is_full(error: MagnetarError) -> bool:
 
 
 def decide_full(error: MagnetarError, before: int, now: int) -> MagnetarError:
-    """Returns the error of a commit that etcd answered with NOSPACE. `before`: a revision from before the commit was
-    sent; `now`: the revision after the answer.
+    """Returns the error of a commit that etcd answered with NOSPACE: Unavailable, or `error` itself. `before`: a
+    revision from before the commit was sent; `now`: the revision after the answer.
 
     etcd says NOSPACE also of a commit that it has stored, if that is the one that filled it. Each commit that is stored
     makes a revision. So if there was none, the commit was not done (Unavailable); otherwise it is unknown."""

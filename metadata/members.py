@@ -1,8 +1,8 @@
 """The members of a secured cluster: the keys of `/members`, kept by a watch.
 
     members = await Members.start(world, open_session, "bookie", "host-1")    writes our key, and reads those of others
-    world = members.make_world_with_member_keys(world)                                  its network has our keys, and
-    asks theirs await members.close()
+    world = members.make_world_with_member_keys(world)            its network has our keys, and asks peers for theirs
+    await members.close()
 
 Each process makes a pair of keys at its start, and writes the public one to `/members/<role>/<key>`, an ephemeral of a
 session of its own: a restart renews the key, and a dead process' key is refused once its session ends. Who may write
@@ -99,8 +99,8 @@ class Members:
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
         """Returns whether the public key belongs to a member. If the key is not known, first lists the members again,
-        at most once in MEMBER_LIST_INTERVAL_S seconds. Raises Unavailable if the metadata does not answer this
-        listing."""
+        at most once in MEMBER_LIST_INTERVAL_S seconds, so the call may wait for so long. Raises Unavailable if the
+        metadata does not answer this listing."""
         if key not in self._known:
             try:
                 await self._list_again()
@@ -234,8 +234,8 @@ class Members:
         return Principal(f"{record.role}/{record.name}", PrincipalKind.MEMBER, "key")
 
     async def close(self) -> None:
-        """Leaves the cluster: stops following changes, and ends the metadata session, which deletes this process's
-        key."""
+        """Leaves the cluster: stops following changes, and ends the metadata session, which deletes this process's key.
+        May be called again."""
         await self._background.close()
         session, self._session = self._session, None
         if session is not None:

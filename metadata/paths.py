@@ -94,8 +94,8 @@ EPHEMERAL_FOLDERS = (
 
 @lru_cache(maxsize=4096)
 def encode_segment(name: str) -> str:
-    """Encodes any text as one segment of a metadata path, and returns it. `decode_segment` does the reverse. Also
-    encodes the texts "." and "..", which are not allowed as segments."""
+    """Encodes any non-empty text as one segment of a metadata path, and returns it. `decode_segment` does the reverse.
+    Also encodes the texts "." and "..", which are not allowed as segments."""
     encoded = quote(name, safe="-=:.,;_~ ")
     return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 
@@ -218,12 +218,14 @@ def namespace(tenant_: str, namespace_: str) -> str:
 
 
 def partitioned_topics(tenant_: str, namespace_: str, *, persistent: bool = True) -> str:
-    """Returns the folder of the records of a namespace's partitioned topics."""
+    """Returns the folder of the records of a namespace's partitioned topics. `persistent`: False for non-persistent
+    topics, whose records are in another folder."""
     return f"{PARTITIONED if persistent else VOLATILE}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def partitioned_topic(tenant_: str, namespace_: str, topic_: str, *, persistent: bool = True) -> str:
-    """Returns the path of the record of a partitioned topic."""
+    """Returns the path of the record of a partitioned topic. `persistent`: False for non-persistent topics, whose
+    records are in another folder."""
     return f"{partitioned_topics(tenant_, namespace_, persistent=persistent)}/{encode_segment(topic_)}"
 
 

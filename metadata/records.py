@@ -106,7 +106,8 @@ class DamagedRecord(DataLost, ValueError):
 
 class MetadataRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The base class of all metadata records: the values of metadata nodes. `kind` is the number of the class in the
-    stored bytes."""
+    stored bytes. A field `created_ms`, `updated_ms`, `closed_ms` or `since_ms` is a wall-clock time in ms since the
+    epoch; 0: not known."""
 
     kind: ClassVar[int] = 0
 
@@ -143,8 +144,9 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a ledger (ledger protocol §1.1). `state` is OPEN, IN_RECOVERY or CLOSED. `last_entry` and
-    `length` (bytes of all payloads) are valid only if the ledger is CLOSED."""
+    """The metadata record of a ledger (ledger protocol §1.1). `state` is OPEN, IN_RECOVERY or CLOSED. `fragments` are
+    in ascending order of entries. `last_entry` and `length` (bytes of all payloads) are valid only if the ledger is
+    CLOSED. `created_ms`: in ms since the epoch; 0: not known."""
 
     kind = 3
     ledger_id: int
@@ -167,8 +169,8 @@ class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the ledgers that were deleted among the ids of one page (ledger/client.py). It outlives
-    the records of these ledgers."""
+    """The metadata record of the ledgers that were deleted among the ids of one page: the ids that, divided by
+    LEDGER_IDS_PER_PAGE and rounded down, are `page` (ledger/client.py). It outlives the records of these ledgers."""
 
     kind = 29
     page: int
@@ -177,7 +179,8 @@ class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a bookie and its data directory. At each start the bookie compares the directory with this
-    record, and so detects that the directory was rolled back to an older state (bookie/store/identity.py)."""
+    record, and so detects that the directory was rolled back to an older state (bookie/store/identity.py). `instance`:
+    the instance id of the cluster. `journal` and `offset`: the number of a journal file and a byte offset in it."""
 
     kind = 4
     bookie: str  # uuid
@@ -189,7 +192,8 @@ class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class BookieRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a running bookie: its registration, by which clients find it."""
+    """The metadata record of a running bookie: its registration, by which clients find it. `bookie`: its uuid.
+    `total_bytes` and `free_bytes`: of its disk, as it reported last."""
 
     kind = 5
     bookie: str
@@ -233,7 +237,8 @@ class BrokerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class DrainRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of an operator's order to drain a broker: the broker must give all its topics to other
-    brokers. The order stays in force when the broker restarts."""
+    brokers. The order stays in force when the broker restarts. `since_ms`: when the order was given, in ms since the
+    epoch."""
 
     kind = 30
     broker: str
@@ -263,7 +268,7 @@ class BalancerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class OwnerRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a bundle's owner: the broker that serves the bundle, or to which another broker has
-    assigned the bundle."""
+    assigned the bundle. `endpoint`: HOST:PORT of the broker."""
 
     kind = 7
     broker: str
@@ -315,7 +320,7 @@ class GrantsRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a topic's schema, as an item of a SchemaListRecord. The definition of this version is in its
-    SchemaRecord."""
+    SchemaRecord. `created_ms`: when it was registered, in ms since the epoch."""
 
     version: int
     fingerprint: bytes  # of equal definitions: equal (broker/cluster/schema_core.py)
@@ -355,7 +360,8 @@ class PartitionedRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger in the list of a topic's ledgers, with the indexes of its messages. `entries`, `size` (bytes) and
-    `end_index` are valid only once the ledger is closed."""
+    `end_index` are valid only once the ledger is closed. `created_ms` and `closed_ms` are in ms since the epoch; 0: not
+    known, or not closed."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -368,7 +374,7 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeduplicationStateLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a topic's deduplication state is stored: in the last snapshot in the ledger `ledger_id`. If that is -1, the
-    state is computed again from the topic's log after the mark."""
+    state is computed again from the topic's log after the mark, the entry `mark_entry` of the ledger `mark_ledger`."""
 
     mark_ledger: int  # position at which the ledger's first snapshot was taken
     mark_entry: int
@@ -377,7 +383,7 @@ class DeduplicationStateLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where the outcomes of a topic's transactions are stored: in the last snapshot in the ledger `ledger_id`. If that
-    is -1, they are read from the topic's log after the mark."""
+    is -1, they are read from the topic's log after the mark, the entry `mark_entry` of the ledger `mark_ledger`."""
 
     mark_ledger: int  # no entry of a transaction is before it; or the position of the ledger's first snapshot
     mark_entry: int
@@ -386,7 +392,8 @@ class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompactedLedgerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The compacted form of a topic's messages up to and including the horizon (broker/log/compaction.py): the ledger
-    that contains it, and the number and size of the remaining messages."""
+    that contains it, and the number and size of the remaining messages. The horizon is the entry `horizon_entry` of the
+    ledger `horizon_ledger`. `compacted_ms`: when the compaction ended, in ms since the epoch."""
 
     ledger_id: int
     horizon_ledger: int
@@ -399,7 +406,8 @@ class CompactedLedgerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyIndexLocation(msgspec.Struct, frozen=True, array_like=True):
-    """Where the key index of a closed ledger is stored: in a ledger of its own (broker/log/key_indexes.py)."""
+    """Where the key index of a closed ledger is stored: in a ledger of its own (broker/log/key_indexes.py).
+    `ledger_id`: the closed ledger; `index_ledger_id`: the ledger that has its index."""
 
     ledger_id: int
     index_ledger_id: int
@@ -408,7 +416,7 @@ class KeyIndexLocation(msgspec.Struct, frozen=True, array_like=True):
 
 class LostRange(msgspec.Struct, frozen=True, kw_only=True):
     """A range of entries of a topic that every replica has lost. An operator has ordered that readers skip it
-    (broker/log/managed_ledger.py)."""
+    (broker/log/managed_ledger.py). `skipped_ms`: when the operator ordered it, in ms since the epoch."""
 
     ledger_id: int
     first_entry: int = 0
@@ -440,7 +448,8 @@ class TopicRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed ledger with the delivery times of delayed entries of a subscription (broker/subscription/delays.py)."""
+    """A closed ledger with the delivery times of delayed entries of a subscription (broker/subscription/delays.py).
+    `last_ms` is in ms since the epoch."""
 
     ledger_id: int
     entries: int
@@ -474,7 +483,8 @@ class DamagedEntriesRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class UnderReplicatedRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a ledger's repair mark: the ledger lacks copies, or its recovery has not ended. The record
-    also has the result of the last attempt to repair the ledger (bookie/maintenance/repair_core.py)."""
+    also has the result of the last attempt to repair the ledger (bookie/maintenance/repair_core.py). `since_ms`: when
+    the mark was made, in ms since the epoch."""
 
     kind = 20
     ledger_id: int
@@ -482,7 +492,7 @@ class UnderReplicatedRecord(MetadataRecord, frozen=True, kw_only=True):
     in_recovery: bool = False  # its recovery was begun and has not ended
     since_ms: int = 0
     attempts: int = 0  # since the last change of `bookies`
-    stuck: str = ""  # why the last attempt did not repair it: a value of `Stuck`
+    stuck: str = ""  # why the last attempt did not repair it: a value of `StuckReason`
     last_error: str = ""
     retry_ms: int = 0  # no attempt before this wall-clock time
 
@@ -495,7 +505,8 @@ class RepairSettingsRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class AuditorRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the cluster's auditor: the process that was elected to mark ledgers for repair."""
+    """The metadata record of the cluster's auditor: the process that was elected to mark ledgers for repair.
+    `since_ms`: when it was elected, in ms since the epoch."""
 
     kind = 22
     name: str
@@ -504,7 +515,8 @@ class AuditorRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class RepairLockRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the lock on a ledger: it names the worker that repairs the ledger now."""
+    """The metadata record of the lock on a ledger: it names the worker that repairs the ledger now. `token`: random
+    text, by which the worker recognises its own lock."""
 
     kind = 23
     worker: str
@@ -512,7 +524,8 @@ class RepairLockRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a repair worker's progress: what it has done since its start, as of `updated_ms`."""
+    """The metadata record of a repair worker's progress: what it has done since its start, as of `updated_ms` (in ms
+    since the epoch)."""
 
     kind = 24
     name: str
@@ -528,7 +541,7 @@ class RepairWorkerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class DepartingRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of an operator's order to move all copies away from a bookie, which may be running
-    (decommission) or lost (recover)."""
+    (decommission) or lost (recover). `since_ms`: when the order was given, in ms since the epoch."""
 
     kind = 25
     bookie: str
@@ -585,9 +598,9 @@ class IncarnationsRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule of a topic: a message, and when it is published (broker/session/schedules_core.py). One of `cron`,
-    `every_ms` and `at_ms` is set. `missed`: which of the times that passed without a broker are made up for: "skip"
-    (none), "last" or "all"."""
+    """A schedule of a topic: a message, and when it is published (broker/session/schedules_core.py). One of `cron` (in
+    the time zone `zone`), `every_ms` (a period in ms) and `at_ms` (a time in ms since the epoch) is set. `missed`:
+    which of the times that passed without a broker are made up for: "skip" (none), "last" or "all"."""
 
     name: str
     id: str  # random: another schedule of this name has another one
@@ -615,7 +628,8 @@ class SchedulesRecord(MetadataRecord, frozen=True, kw_only=True):
 class ScheduleProgressRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the progress of a schedule. `firing`: the times for which messages may be in the log
     already, because their publishing began. When it began, the last entry of the log of `partition` was
-    `last_ledger`:`last_entry`, and `log_end` was the index of its next message."""
+    `last_ledger`:`last_entry`, and `log_end` was the index of its next message. `firing` and `decided_ms` are in ms
+    since the epoch."""
 
     kind = 67
     id: str  # of the schedule

@@ -107,8 +107,9 @@ def _from_wire(operation: wire.Operation) -> CommitOperation:
 
 
 def encode_watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset, revision: int) -> wire.SessionReply:
-    """Returns the reply that tells a client the changes `news` for one of its watches. By the reply the client knows
-    that the watch has received all changes up to and including `revision`."""
+    """Returns the reply that tells a client the changes `news` for its watch with the id `watch_id`, up to and
+    including `revision`. By the reply the client knows that the watch has received all changes up to and including
+    `revision`."""
     if isinstance(news, WatchReset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:
@@ -132,8 +133,9 @@ def parse_watch_events(message: wire.WatchEvents) -> list[NodeChanged | WatchRes
 
 
 async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
-    """Connects to the metadata service at `endpoint` and returns a store with an open session. Tries for `timeout_s`
-    seconds, then raises Unavailable. Raises errors at once if retrying cannot help, such as WrongProtocol."""
+    """Connects to the metadata service at `endpoint` and returns a store with an open session, whose timeout is
+    `timeout_s` seconds. Tries for `timeout_s` seconds, then raises Unavailable. Raises errors at once if retrying
+    cannot help, such as WrongProtocol."""
     return await RemoteStore(world, endpoint, timeout_s).start_or_close()
 
 
@@ -336,8 +338,9 @@ class RemoteStore(SessionStore):
         return int(reply.revision)
 
     async def measure_disk(self) -> MetadataDisk | None:
-        """Returns what the service measures; None if its tree is in memory alone, or if the service is of an older
-        release."""
+        """Returns the size and the free space of the disk, and the end of the certificate, as the service reports them;
+        None if its tree is in memory alone, or if the service is of an older release. Raises the errors of
+        `MetadataStore.get`."""
         try:
             found = await self._ask(DISK_RPC, wire.Empty())
         except MagnetarError as error:
@@ -405,8 +408,9 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 
 async def connect_metadata_at(world: World, address: MetadataAddress, timeout_s: float = 10.0) -> MetadataStore:
     """Opens a session with the metadata at `address` (a metadata service, ZooKeeper or etcd) and returns the store.
-    Tries for `timeout_s` seconds, then raises Unavailable. Raises at once if retrying cannot help: InvalidConfiguration
-    if kazoo is missing, and the other errors of `connect_metadata`, `connect_zookeeper` and `connect_etcd`."""
+    `timeout_s`: the timeout of the session, in seconds. Tries for the same time, then raises Unavailable. Raises at
+    once if retrying cannot help: InvalidConfiguration if kazoo is missing, and the other errors of `connect_metadata`,
+    `connect_zookeeper` and `connect_etcd`."""
     if isinstance(address, Endpoint):
         return await connect_metadata(world, address, timeout_s)
     if isinstance(address, EtcdAddress):

@@ -104,7 +104,7 @@ class MetadataServer:
 
     async def measure_disk(self) -> MetadataDisk | None:
         """Returns the size and the free space of the disk with the metadata file, as `SqliteStore.measure_disk` does;
-        None if the tree is in memory alone, or the store is closed."""
+        None if the tree is in memory alone, or the store is closed. Raises the errors of that method."""
         return await self._store.measure_disk()
 
     async def close(self) -> None:
@@ -138,16 +138,18 @@ class MetadataService:
         return wire.Names(names=await self._store.children(request.path))
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
-        """Commits the operations under the session that the request names. Raises InvalidRequest if an operation is
-        invalid; Unauthorized if the caller's role may not write one of the nodes (`may_role_write`)."""
+        """Commits the operations under the session that the request names. Returns the new versions and the new
+        revision. Raises InvalidRequest if an operation is invalid; Unauthorized if the caller's role may not write one
+        of the nodes (`may_role_write`); and the errors of `SqliteStore.commit`."""
         operations = parse_operations(request)
         _check_rights(context.principal, operations)
         done = await self._store.commit(operations, request.session)
         return wire.CommitReply(versions=done.versions, revision=done.revision)
 
     async def backup(self, request: wire.BackupRequest, context: CallContext) -> wire.BackupReply:
-        """Writes a copy of the metadata into the service's own folder. Raises Unauthorized if the caller is on another
-        machine."""
+        """Writes a copy of the metadata into the service's own folder, under the name in the request. Replies with its
+        path, revision and size in bytes. Raises Unauthorized if the caller is on another machine, and the errors of
+        `SqliteStore.back_up`."""
         if not is_local(context.peer.rpartition(":")[0].strip("[]")):
             raise Unauthorized("a backup is made for the metadata service's own machine only: run the command there")
         path, revision, size = await self._store.back_up(request.name)
@@ -155,7 +157,8 @@ class MetadataService:
 
     async def disk(self, request: wire.Empty, context: CallContext) -> wire.MetadataDisk:
         """Returns the size and the free space of the metadata's disk (0: the tree is in memory alone), and when the
-        service's first certificate expires."""
+        service's first certificate expires, in ms since the epoch (0: it has none). Raises OSError if the disk cannot
+        be asked."""
         total, free, _ = await self._store.measure_disk() or MetadataDisk(0, 0)
         ends_ms = PROCESS_CERTIFICATES.find_first_end_ms()
         return wire.MetadataDisk(total_bytes=total, free_bytes=free, certificate_ends_ms=ends_ms)
@@ -164,7 +167,9 @@ class MetadataService:
         """Serves the stream of one session: opens or resumes the session, renews it with each request, and sends the
         changes of its watches. Returns when the stream ends. The end of the stream does not end the session, unless the
         client has sent `close`. Raises InvalidRequest if the stream does not begin with `open` within
-        SESSION_OPEN_TIMEOUT_S seconds, BackPressure if the address has as many sessions as it may have."""
+        SESSION_OPEN_TIMEOUT_S seconds, if the timeout in it is out of bounds, or if a later request is invalid;
+        BackPressure if the address has as many sessions or watches as it may have; Unavailable if the disk is full. If
+        the session to resume has ended, sends `closed` and returns."""
         address = context.peer.rpartition(":")[0] or context.peer.partition("#")[0]
         try:
             async with asyncio.timeout(SESSION_OPEN_TIMEOUT_S):

@@ -248,9 +248,9 @@ class MetadataResponsiveness:
 
 
 class ReconnectingStore(MetadataStore):
-    """A metadata store that outlives its sessions. It uses one session at a time. When that is lost, its owner must
-    give it the next one (`set_session`). Meanwhile calls wait for at most CALL_TIMEOUT_S seconds; then they raise
-    Unavailable, and nothing was done."""
+    """A metadata store that outlives its sessions. `use` records how fast the metadata answers. It uses one session at
+    a time. When that is lost, its owner must give it the next one (`set_session`). Meanwhile calls wait for at most
+    CALL_TIMEOUT_S seconds; then they raise Unavailable, and nothing was done."""
 
     def __init__(self, session: MetadataStore, use: MetadataResponsiveness) -> None:
         self._session: MetadataStore = session
@@ -345,7 +345,8 @@ class ReconnectingStore(MetadataStore):
 
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         """Commits, as `MetadataStore.commit` does. Raises ConnectionLost if the session is lost during the call: then
-        it is unknown whether the operations were done."""
+        it is unknown whether the operations were done. Raises Unavailable if there was no session for CALL_TIMEOUT_S
+        seconds, SessionExpired after `stop_reconnecting`, and the other errors of `MetadataStore.commit`."""
         session = self._session
         if session is self._lost or self._ended:
             session = await self._living()
@@ -365,7 +366,7 @@ class ReconnectingStore(MetadataStore):
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         """Yields changes, as `MetadataStore.watch` does. Raises ConnectionLost when the session is lost: the caller
-        must list the nodes again and begin another watch."""
+        must list the nodes again and begin another watch. Raises Unavailable and SessionExpired as `commit` does."""
         session = await self._living()
         try:
             async for change in session.watch(prefix, after_revision):
@@ -381,7 +382,8 @@ class ReconnectingStore(MetadataStore):
         return self._session.session_id
 
     async def wait_session_lost(self) -> None:
-        """Waits until the current session is lost."""
+        """Waits until the current session is lost or closed. Returns at once while there is no other session after a
+        loss."""
         await self._session.wait_session_lost()
 
     async def close(self) -> None:
@@ -473,8 +475,9 @@ def get_store_name(address: MetadataAddress) -> str:
 
 
 def parse_address(text: str) -> MetadataAddress:
-    """Parses a metadata address, as operators write it. Returns a ZookeeperAddress for a text that begins with zk://,
-    an EtcdAddress for etcd://, and an Endpoint for HOST:PORT. Raises ValueError, whose text describes the mistake."""
+    """Parses a metadata address, as operators write it. Returns the address without access data: a ZookeeperAddress for
+    a text that begins with zk://, an EtcdAddress for etcd://, and an Endpoint for HOST:PORT. Raises ValueError, whose
+    text describes the mistake."""
     if text.startswith(ZOOKEEPER_SCHEME):
         servers, root, query = _parts(text[len(ZOOKEEPER_SCHEME) :], ZOOKEEPER_PORT, "ZooKeeper")
         if root == "/zookeeper" or root.startswith("/zookeeper/"):

@@ -146,7 +146,8 @@ class SqliteStore:
     async def open(cls, world: World, path: str) -> Self:
         """Opens the metadata file at `path` (IN_MEMORY_PATH: none, the tree is in memory alone) and returns the store.
         Deletes the ephemeral nodes of local sessions that ended with the former process. Raises Busy, DataLost,
-        InvalidConfiguration or Unavailable."""
+        InvalidConfiguration, Unavailable, MetadataDiskFailed, or OSError if the folder of the file cannot be
+        created."""
         if path != IN_MEMORY_PATH:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
@@ -186,7 +187,7 @@ class SqliteStore:
 
     async def measure_disk(self) -> MetadataDisk | None:
         """Returns the size and the free space of the disk with the metadata file; None if the tree is in memory alone,
-        or the store is closed."""
+        or the store is closed. Raises OSError if the disk cannot be asked."""
         if self._tree.path == IN_MEMORY_PATH or self.closed:
             return None
         folder = str(PurePath(self._tree.path).parent)
@@ -213,7 +214,8 @@ class SqliteStore:
         makes the name. Returns (path of the copy, its revision, its size in bytes). Commits wait meanwhile.
 
         Raises InvalidRequest if `name` is not a valid name or the tree is in memory alone, AlreadyExists if the file
-        exists, or Unavailable if the disk is full."""
+        exists, Unavailable if the disk is full or the store is closed, or OSError if the copy cannot be created, synced
+        or renamed."""
         if self._tree.path == IN_MEMORY_PATH:
             raise InvalidRequest("this metadata is in memory alone")
         name = name or f"metadata-{self.history.revision}.backup"
@@ -276,15 +278,16 @@ class SqliteStore:
         """Ends the process, because the content of the disk is unknown. Returns an error for tests, in which the
         process goes on."""
         self._world.files.end_process(str(error))
-        return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
+        return InternalError(str(error))  # where `end_process` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[CommitOperation], session: str) -> TreeJobResult:
         """Commits all operations or none; they are durable when this returns. `session` owns the ephemeral nodes that
         they write; "": none may be ephemeral. Returns the new versions and the new revision.
 
-        Raises BadVersion, SessionExpired, BackPressure if WAITING_JOBS_MAX jobs wait, Unavailable if the disk is full,
-        or an error that is the caller's fault (`check_operations`). A failed write or sync ends the process."""
+        Raises BadVersion, SessionExpired, BackPressure if WAITING_JOBS_MAX jobs wait, Unavailable if the disk is full
+        or the store is closed, or an error that is the caller's fault (`check_operations`). A failed write or sync ends
+        the process."""
         check_operations(operations)
         if session:
             if session not in self._sessions.open_ones:
@@ -563,6 +566,8 @@ class LocalSession(MetadataStore):
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:
+        """Ends the session and deletes its ephemeral nodes. Raises Unavailable if the disk is full: then they are
+        deleted later, in the background."""
         await self._store.end_session(self._session)
 
 
@@ -586,7 +591,7 @@ class LocalSession(MetadataStore):
 
 class BackupContents(NamedTuple):
     """What a backup of the metadata contains, as far as bookies can compare it with their own data. `topics` is empty
-    if the backup was not compared with another copy."""
+    if the backup was not compared with another copy. `ledgers`: the ids of the ledgers that have a record."""
 
     revision: int
     highest: int  # ledger id that was allocated, 0: none
@@ -599,7 +604,8 @@ def read_backup_contents(path: str, known: frozenset[int] | None = None) -> Back
     """Reads the backup at `path` and returns its contents. Neither changes nor locks the file: reads a copy, which it
     makes beside the file and deletes at the end. `known`: the ledgers of another copy, with which the backup is
     compared; None: no comparison. Raises NotFound if there is no file; DataLost, InvalidConfiguration, Busy or
-    Unavailable if the copy cannot be opened; DamagedRecord if a record in it is damaged."""
+    Unavailable if the copy cannot be opened; DamagedRecord if the record of the next ledger id is damaged;
+    MetadataDiskFailed if SQLite cannot read the copy; OSError if the copy cannot be made."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -651,8 +657,9 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     `least_id` are not allocated again, and begins an incarnation named `token`. Returns the name that the old file has
     now; "" if there was none.
 
-    Raises Busy if the metadata service is running, and the errors of MetadataTree if `backup` cannot be opened; then
-    the old file is unchanged."""
+    Raises Busy if the metadata service is running, and the errors of MetadataTree if `backup` cannot be opened, or
+    DamagedRecord if its record of the next ledger id is damaged; then the old file is unchanged. Raises OSError if a
+    file cannot be copied, synced or renamed; the old file is then still there, perhaps under its new name only."""
     check_service_stopped(target)
     scratch = f"{target}.restoring"
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
@@ -681,7 +688,8 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
 
 
 def check_service_stopped(target: str) -> None:
-    """Raises Busy if a metadata service has the file `target` open."""
+    """Raises Busy if a metadata service has the file `target` open. Does nothing if there is no such file, or if SQLite
+    cannot read it."""
     if not os.path.exists(target):
         return
     sql = sqlite3.connect(target, isolation_level=None, timeout=0)
@@ -729,7 +737,7 @@ def _copy(source: str, to: str) -> None:
 
 def remove_store_files(path: str) -> None:
     """Deletes the metadata file at `path` and the files that belong to it (the write-ahead log and the file with the
-    answered revision), if they exist."""
+    answered revision), if they exist. Raises OSError."""
     for end in ("", "-wal", "-shm", ANSWERED_FILE_SUFFIX):
         if os.path.exists(path + end):
             os.remove(path + end)

@@ -74,8 +74,8 @@ class PutNode(msgspec.Struct, frozen=True):
 
 
 class DeleteNode(msgspec.Struct, frozen=True):
-    """Operation of a commit: delete a node. `expected`: the version that the node must have, or ANY_VERSION; the commit
-    fails if the node does not have it."""
+    """Operation of a commit: delete a node. `expected`: the version that the node must have, or ANY_VERSION, which also
+    allows that there is no node; the commit fails if the node does not have it."""
 
     path: str
     expected: int = ANY_VERSION  # ANY_VERSION: fine when absent
@@ -93,7 +93,8 @@ CommitOperation = PutNode | DeleteNode | CheckNodeVersion
 
 
 class NodeChanged(msgspec.Struct, frozen=True):
-    """A change of a metadata node: a commit that made the revision `revision` of the tree has written or deleted it."""
+    """A change of a metadata node: a commit that made the revision `revision` of the tree has written or deleted the
+    node at `path`. `version`: its new version; NODE_ABSENT (-1): it was deleted."""
 
     path: str
     version: int  # -1: deleted
@@ -120,13 +121,14 @@ class MetadataStore(Protocol):
     """A client's session with the metadata tree. The module's docstring says what its callers may rely on. Implemented
     by LocalSession, RemoteStore, ZookeeperStore and EtcdStore, and by ReconnectingStore, which uses several in turn.
 
-    A read raises Unavailable or TimedOut if it gets no answer in time, and InvalidName for an invalid path. Every call
-    raises SessionExpired when the session has ended. Docstrings call the errors of these methods *the errors of the
-    metadata*; DamagedRecord is one of them where a record is read."""
+    A read raises Unavailable, TimedOut or ConnectionLost if it gets no answer in time, and InvalidName for an invalid
+    path. Every call raises SessionExpired when the session has ended. Docstrings call the errors of these methods *the
+    errors of the metadata*; DamagedRecord is one of them where a record is read."""
 
     async def get(self, path: str) -> VersionedValue | None:
         """Returns the value and the version of the node at `path`; None if there is no node. Linearizable: the result
-        includes every commit that was answered to any client before the call."""
+        includes every commit that was answered to any client before the call. Raises Unavailable, TimedOut or
+        ConnectionLost if there is no answer in time, SessionExpired, or InvalidName for an invalid path."""
         ...
 
     async def children(self, path: str) -> list[str]:
@@ -134,43 +136,50 @@ class MetadataStore(Protocol):
 
         Linearizable, as `get` is: the result includes every commit that was answered to any client before the call. A
         bookie deletes the ledgers that are not listed, so a store that could read an older state (ZooKeeper) syncs
-        first."""
+        first. Returns an empty list if there is no node below `path`. Raises the errors of `get`."""
         ...
 
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         """Commits all operations or none, in order. Returns the new version of each operation's node (NODE_ABSENT:
         there is no node).
 
-        Raises BadVersion, and changes nothing, if a node does not have the expected version. ConnectionLost and
-        TimedOut mean that it is unknown whether the operations were done; after Unavailable they were not done."""
+        Raises BadVersion, and changes nothing, if a node does not have the expected version. ConnectionLost, TimedOut
+        and OutcomeUnknown mean that it is unknown whether the operations were done; after Unavailable they were not
+        done. Raises SessionExpired if the session has ended, Unauthorized if this process may not write one of the
+        nodes. Raises InvalidRequest, InvalidName or MessageTooLarge, before anything is sent, if an operation or the
+        whole commit breaks a rule (metadata/tree_core.py `check_operations`)."""
         ...
 
     @property
     def part_operations(self) -> int:
-        """Returns how many operations to commit at once when there are many. A store that allows fewer says so."""
+        """Returns how many operations to commit at once when there are many. A store that allows fewer overrides
+        this."""
         return OPERATIONS_PER_COMMIT
 
     async def put(self, path: str, value: bytes, expected: int = ANY_VERSION, *, ephemeral: bool = False) -> int:
-        """Writes one node, in a commit of its own. Returns the node's new version. Raises the errors of `commit`."""
+        """Writes one node, in a commit of its own; the parameters are those of PutNode. Returns the node's new version.
+        Raises the errors of `commit`."""
         return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY_VERSION) -> None:
-        """Deletes one node, in a commit of its own. Raises the errors of `commit`."""
+        """Deletes one node, in a commit of its own. With ANY_VERSION, does nothing if there is no node. Raises the
+        errors of `commit`."""
         await self.commit([DeleteNode(path, expected)])
 
     async def revision(self) -> int:
-        """Returns the revision of the tree: the number of its latest commit."""
+        """Returns the revision of the tree: the number of its latest commit. Raises the errors of `get`."""
         ...
 
     async def measure_disk(self) -> MetadataDisk | None:
         """Returns the size and the free space of the disk with the metadata, and when the service's certificate
-        expires; None if the store does not know the disk."""
+        expires; None if the store does not know the disk. Raises the errors of `get`; a LocalSession raises OSError if
+        the disk cannot be asked."""
         return None
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         """Yields all changes of the node `prefix` and of all nodes below it after the revision `after_revision`, in
         order, until the caller stops. Yields a WatchReset in place of changes that are not known any more. Raises
-        SessionExpired when the session ends."""
+        SessionExpired when the session ends, and InvalidName for an invalid prefix."""
         ...
 
     @property
@@ -184,7 +193,8 @@ class MetadataStore(Protocol):
 
     async def close(self) -> None:
         """Ends the session, and with it deletes its ephemeral nodes. If the service cannot be reached, they are deleted
-        when the session expires there. Does nothing if the session has ended already."""
+        when the session expires there. Does nothing if the session has ended already. A LocalSession raises Unavailable
+        if the disk is full: its nodes are then deleted later."""
         ...
 
 
@@ -334,8 +344,8 @@ async def update_nodes(
     nodes as they are afterwards (None: there is none).
 
     Raises the errors of a transform, and at once SessionExpired and errors that are the caller's fault. When attempts
-    or time run out, raises the last error (BadVersion, Unavailable, TimedOut); or OutcomeUnknown if an earlier attempt
-    may have been stored."""
+    or time run out, raises the last error (BadVersion, Unavailable, TimedOut, ConnectionLost); or OutcomeUnknown if an
+    earlier attempt may have been stored."""
     last: MagnetarError | None = None  # what ended the last attempt; None: it is in progress
     unknown = writing = False  # unknown: an attempt that ended may have been written
     try:
@@ -427,7 +437,7 @@ async def commit_in_parts(store: MetadataStore, operations: Sequence[CommitOpera
 
 
 async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> None:
-    """Creates these nodes, in several commits if there are many. A node that exists already stays as it is. The
+    """Creates the nodes of `puts`, in several commits if there are many. A node that exists already stays as it is. The
     `expected` of each PutNode must be NODE_ABSENT. Raises the errors of `MetadataStore.commit` except NodeExists; may
     be called again with the same nodes."""
     size = store.part_operations
@@ -494,13 +504,13 @@ async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGE
 
 async def ensure_id_counter(store: MetadataStore) -> None:
     """Creates the counter of ledger ids if it does not exist. Once it exists, bookies accept a new ledger only if the
-    metadata has its record (bookie/service.py). Raises the errors of the metadata."""
+    metadata has its record (bookie/service.py). Raises the errors of `update_record`."""
     await update_record(store, paths.LEDGER_IDS, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
 async def ensure_cluster_record(store: MetadataStore, rng: random.Random) -> ClusterRecord:
     """Returns the cluster's record. Creates it, with a random instance id, if this is the first process of the cluster.
-    Raises the errors of the metadata."""
+    Raises the errors of `update_record`."""
     instance = rng.randbytes(16).hex()
 
     def once(cluster: ClusterRecord | None) -> ClusterRecord | None:
@@ -513,7 +523,7 @@ async def ensure_cluster_record(store: MetadataStore, rng: random.Random) -> Clu
 
 async def read_cluster_format(store: MetadataStore) -> int:
     """Returns the format of the cluster; if the cluster has no record yet, the format of this Magnetar. Raises the
-    errors of the metadata."""
+    errors of `get_record`."""
     found = await get_record(store, paths.CLUSTER, ClusterRecord)
     return CLUSTER_FORMAT if found is None else found[0].format
 
@@ -521,7 +531,7 @@ async def read_cluster_format(store: MetadataStore) -> int:
 async def adopt_cluster_format(store: MetadataStore) -> None:
     """Makes this process write in the format of its cluster (metadata/records.py `set_written_format`). Each process
     calls this in each new session, before it writes. Raises NewerFormat if the cluster has a later format than this
-    Magnetar knows, and the errors of the metadata."""
+    Magnetar knows, and the errors of `read_cluster_format`."""
     set_written_format(await read_cluster_format(store))
 
 
@@ -536,12 +546,12 @@ async def check_format_after_registration(store: MetadataStore) -> None:
 async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
     """Raises the format of the cluster to that of this Magnetar, unless a registered broker or bookie is older. Returns
     (format before, format afterwards, names of the older processes). If there are older processes, or with `dry_run`,
-    writes nothing. Raises the errors of the metadata.
+    or if the format is as high already, writes nothing. Raises the errors of `get_record` and `update_node`.
 
-    The cluster's record is written in the new format, so that an older bookie cannot start any more. An older process
-    that registered at the same moment is named beside the raised format, and must be stopped: it takes records of the
-    new format for damaged. A process without `check_format_after_registration` that registers later still, in a session
-    that it opened before, is missed."""
+    The cluster's record is written in the new format, so that an older bookie cannot start any more. If an older
+    process registered at the same moment, the format is raised and the process is named nevertheless: the operator must
+    stop it, because it takes records of the new format for damaged. A process of a version without
+    `check_format_after_registration` is missed if it registers later, in a session that it opened before."""
     older = await _list_older_processes(store)
     before = await read_cluster_format(store)
     if older or dry_run or before >= CLUSTER_FORMAT:

@@ -42,8 +42,9 @@ class ExportedNode(msgspec.Struct, frozen=True):
 
 
 async def export_tree(store: MetadataStore) -> list[bytes]:
-    """Returns the lines of an export of the tree. Raises Busy if a broker or bookie is registered, or if the tree
-    changed meanwhile; InvalidRequest if the tree has no cluster; and the errors of the store."""
+    """Returns the lines of an export of the tree: an ExportHead, then one ExportedNode for each node that is not
+    ephemeral. Raises Busy if a broker or bookie is registered, or if the tree changed meanwhile; InvalidRequest if the
+    tree has no cluster; and the errors of `get_record`."""
     for folder, what in ((paths.BROKERS, "broker"), (paths.AVAILABLE_BOOKIES, "bookie")):
         if names := await store.children(folder):
             raise Busy(f"{what} {names[0]} is registered: stop brokers and bookies, and wait for their sessions' ends")
@@ -73,8 +74,9 @@ async def _walk(store: MetadataStore, prefix: str) -> AsyncIterator[ExportedNode
 
 
 def parse_export(lines: Iterable[bytes], where: str) -> tuple[ExportHead, list[PutNode]]:
-    """Returns the head of an export and what an import writes. Raises InvalidRequest, which names the line, if the
-    export is malformed or not complete; NewerFormat if a later Magnetar wrote it. `where`: the file, for errors."""
+    """Parses an export. Returns (its head, the operations with which `import_tree` writes its nodes). Raises
+    InvalidRequest if the export is malformed or not complete; the error names the line, or the path of a node that no
+    store accepts. Raises NewerFormat if a later Magnetar wrote it. `where`: the name of the file, for errors."""
     numbered = enumerate(lines, 1)
     try:
         _, first = next(numbered)
@@ -101,8 +103,9 @@ def _parse_node(line: bytes, where: str) -> PutNode:
 
 
 async def import_tree(store: MetadataStore, puts: list[PutNode]) -> None:
-    """Writes the nodes of an export into an empty store. Raises AlreadyExists if the store is not empty, or if another
-    process writes to it meanwhile, and the errors of `update_nodes`. After an error the target must be emptied."""
+    """Writes `puts`, the nodes of an export, into an empty store. Raises AlreadyExists if the store is not empty, or if
+    another process writes to it meanwhile, and the errors of `MetadataStore.children` and `update_nodes`. After an
+    error the target must be emptied."""
     if names := await store.children("/"):
         raise AlreadyExists(f"the target is not empty: it has /{names[0]}; give another path, or an empty store")
     for part in _parts(puts, store.part_operations):

@@ -107,7 +107,7 @@ class MetadataDiskFailed(Exception):
 
 
 class StoredNode(msgspec.Struct, frozen=True, gc=False):
-    """A metadata node as it was read from the file."""
+    """A metadata node as it was read from the file: its value, its version, and whether it is ephemeral."""
 
     value: bytes
     version: int
@@ -199,8 +199,9 @@ class MetadataTree:
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - KEPT_INCARNATIONS_MAX,))
 
     def mark_restored(self, token: str) -> None:
-        """Marks this file as a backup that replaces another metadata file: ends all sessions, and begins an incarnation
-        that says so."""
+        """Marks this file as a backup that replaces another metadata file: ends all sessions, and begins an
+        incarnation, named `token`, that says so. Also deletes all ephemeral nodes, and makes a new revision. Raises
+        Unavailable or MetadataDiskFailed."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
@@ -282,13 +283,14 @@ class MetadataTree:
 
     # -------------------------------------------------------------------------------------------- reading
     def get(self, path: str) -> StoredNode | None:
-        """Returns the node at `path`; None if there is none."""
+        """Returns the node at `path`; None if there is none. Raises Unavailable or MetadataDiskFailed."""
         with _disk(self.path):
             row = self._sql.execute(_GET, (path,)).fetchone()
         return None if row is None else StoredNode(row[0], row[1], row[2] is not None)
 
     def get_nodes(self, asked: Sequence[str]) -> dict[str, StoredNode]:
-        """Returns the nodes at the paths `asked`, by path. Leaves out paths without a node."""
+        """Returns the nodes at the paths `asked`, by path. Leaves out paths without a node. Raises Unavailable or
+        MetadataDiskFailed."""
         found: dict[str, StoredNode] = {}
         for start in range(0, len(asked), NODES_READ_AT_ONCE):
             with _disk(self.path):
@@ -298,7 +300,8 @@ class MetadataTree:
         return found
 
     def children(self, path: str) -> list[str]:
-        """Returns the names (segments, not paths) of the direct children of `path`, sorted."""
+        """Returns the names (segments, not paths) of the direct children of `path`, sorted. Raises Unavailable or
+        MetadataDiskFailed."""
         folder = path.rstrip("/")  # "" for the root
         first, low, high = len(folder) + 2, folder + "/", folder + "0"  # SQL counts from 1; '0' follows '/'
         query = """SELECT DISTINCT substr(path, ?1, instr(substr(path, ?1) || '/', '/') - 1) AS segment
@@ -307,7 +310,8 @@ class MetadataTree:
             return [segment for (segment,) in self._sql.execute(query, (first, low, high))]
 
     def incarnations(self) -> bytes:
-        """Returns the encoded IncarnationsRecord of the file, with the latest incarnation last."""
+        """Returns the encoded IncarnationsRecord of the file, with the latest incarnation last. Raises Unavailable or
+        MetadataDiskFailed."""
         with _disk(self.path):
             rows = self._sql.execute("SELECT number, token, revision, restored FROM incarnation ORDER BY number")
             found = [Incarnation(number=n, token=t, revision=r, restored=bool(back)) for n, t, r, back in rows]
@@ -320,7 +324,7 @@ class MetadataTree:
         return encode_record(record, paths.INCARNATIONS, cluster_format=written)
 
     def sessions(self) -> list[tuple[str, float]]:
-        """Returns (id, timeout in seconds) of each durable session."""
+        """Returns (id, timeout in seconds) of each durable session. Raises Unavailable or MetadataDiskFailed."""
         with _disk(self.path):
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
@@ -334,7 +338,8 @@ class MetadataTree:
 
     def back_up(self, path: str) -> tuple[int, int]:
         """Writes a complete, synced copy of the metadata to `path`. Returns (revision, size in bytes) of the copy.
-        Raises AlreadyExists if `path` exists, OSError if the copy cannot be created, synced or renamed.
+        Raises AlreadyExists if `path` exists, OSError if the copy cannot be created, synced or renamed, and Unavailable
+        or MetadataDiskFailed.
 
         The copy is one step of SQLite's backup. No write happens meanwhile, because this thread does all writes."""
         if os.path.exists(path):
@@ -453,7 +458,7 @@ class AnsweredRevisionFile:
         self._file = os.open(path + ANSWERED_FILE_SUFFIX, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self) -> int:
-        """Returns the stored revision; -1 if there is none, or if the file is damaged."""
+        """Returns the stored revision; -1 if there is none, or if the file is damaged. Raises OSError."""
         data = os.pread(self._file, _NOTE.size + _NOTE_SUM.size, 0)
         if len(data) < _NOTE.size + _NOTE_SUM.size:
             return -1
@@ -462,7 +467,7 @@ class AnsweredRevisionFile:
         return int(revision) if magic == REVISION_NOTE_MAGIC and total == zlib.crc32(data[: _NOTE.size]) else -1
 
     def write(self, revision: int) -> None:
-        """Stores `revision` in place of the former one. Does not sync the file."""
+        """Stores `revision` in place of the former one. Does not sync the file. Raises OSError."""
         head = _NOTE.pack(REVISION_NOTE_MAGIC, revision)
         os.pwrite(self._file, head + _NOTE_SUM.pack(zlib.crc32(head)), 0)
 

@@ -128,7 +128,8 @@ _NOT_OF_BROKERS = (paths.COOKIES, paths.AVAILABLE_BOOKIES)
 
 def may_role_write(role: str, path: str, *, lasting: bool = True) -> bool:
     """Returns whether a member of the cluster with this role ("broker", "bookie" or "operator") may write or delete the
-    node at `path`; False for any other role. `lasting`: the operation writes a node that is not ephemeral."""
+    node at `path`; False for any other role. `lasting`: whether the operation writes a node that is not ephemeral; a
+    key in /members may only be ephemeral."""
     if _is_in(path, paths.MEMBERS):
         return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
     match role:
@@ -190,7 +191,7 @@ class CommitGroup:
 
     def add(self, commit: CommitJob) -> TreeJobResult | BadVersion:
         """Adds a commit to the batch and returns its result. If a node does not have the expected version, adds nothing
-        and returns BadVersion."""
+        and returns the BadVersion (it is not raised)."""
         done, nodes = TreeJobResult([], self.revision + 1), dict[str, NodeRow | None]()
         try:
             for operation in commit.operations:
@@ -423,8 +424,8 @@ class MetadataSessions:
         self.open_ones[session] = _Session(timeout_s, None if now is None else now + timeout_s)
 
     def renew_session(self, session: str, now: float) -> float:
-        """Extends the session, because its client has shown that it is alive. Returns the session's timeout in seconds.
-        Raises SessionExpired if the session is not open."""
+        """Moves the deadline of the session to its timeout after `now`, because its client has shown that it is alive.
+        Returns the session's timeout in seconds. Raises SessionExpired if the session is not open."""
         found = self.get(session)
         if found.deadline is not None:
             found.deadline = now + found.timeout_s
@@ -453,7 +454,8 @@ class MetadataSessions:
         return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Removes the sessions whose deadline has passed. Returns their ids, in the order in which they were opened.
+        """Removes the sessions whose deadline has passed. Returns their ids, in the order in which they were opened; []
+        if none has expired.
 
         If this call comes much too late (TIMER_LATE_S), this process itself was stopped. Then it removes no session,
         and gives all of them more time."""

@@ -109,7 +109,8 @@ class NodeVersionAndOwner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreateZnode:
-    """Step of a ZooKeeper transaction: create the znode."""
+    """Step of a ZooKeeper transaction: create the znode with the value of the metadata node at `path`. `ephemeral`: the
+    znode ends with the session."""
 
     path: str
     value: bytes
@@ -118,7 +119,8 @@ class CreateZnode:
 
 @dataclass(frozen=True, slots=True)
 class SetZnodeValue:
-    """Step of a ZooKeeper transaction: write the znode; fail if it does not have this version."""
+    """Step of a ZooKeeper transaction: write `value` to the znode of the metadata node at `path`; fail if the znode
+    does not have this version."""
 
     path: str
     value: bytes
@@ -127,7 +129,8 @@ class SetZnodeValue:
 
 @dataclass(frozen=True, slots=True)
 class DeleteZnode:
-    """Step of a ZooKeeper transaction: delete the znode; fail if it does not have this version."""
+    """Step of a ZooKeeper transaction: delete the znode of the metadata node at `path`; fail if the znode does not have
+    this version."""
 
     path: str
     version: int
@@ -135,7 +138,8 @@ class DeleteZnode:
 
 @dataclass(frozen=True, slots=True)
 class CheckZnodeVersion:
-    """Step of a ZooKeeper transaction: change nothing, but fail if the znode does not have this version."""
+    """Step of a ZooKeeper transaction: change nothing, but fail if the znode of the metadata node at `path` does not
+    have this version."""
 
     path: str
     version: int
@@ -155,7 +159,8 @@ def plan_zookeeper_commit(
     operations: Sequence[CommitOperation], found: Mapping[str, NodeVersionAndOwner | None], session: int
 ) -> ZookeeperCommitPlan:
     """Plans the ZooKeeper transaction of a commit and returns the plan. `found`: the nodes as they were read at the
-    paths of the operations (None: no node). `session`: the session that owns ephemeral nodes.
+    paths of the operations (None: no node). `session`: the id of the ZooKeeper session that shall own the ephemeral
+    nodes.
 
     Raises BadVersion if a node does not have the expected version, InvalidRequest if a node above
     REPLACED_ZNODE_VERSION_MAX would become ephemeral, lasting or another session's."""

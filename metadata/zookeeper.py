@@ -83,10 +83,10 @@ TLS_CHECK_TIMEOUT_S = 5.0
 
 
 async def check_tls_connection(address: ZookeeperAddress) -> None:
-    """Tries a TLS connection to the first ZooKeeper server that can be reached within TLS_CHECK_TIMEOUT_S seconds, and
-    closes it; does nothing if there is none. Raises UntrustedServer if the server's certificate is not trusted,
-    WrongProtocol if the server does not speak TLS at this port, InvalidConfiguration if the TLS files cannot be
-    used."""
+    """Tries a TLS connection to the first ZooKeeper server of the address that can be reached within
+    TLS_CHECK_TIMEOUT_S seconds, and closes it; does nothing if there is none. Raises UntrustedServer if the server's
+    certificate is not trusted, WrongProtocol if the server does not speak TLS at this port, InvalidConfiguration if the
+    TLS files cannot be used."""
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)
@@ -148,8 +148,8 @@ class TreeWatch:
         self.versions.clear()
 
     def on_event(self, path: str, kind: int, revision: int) -> None:
-        """Called when the node at `path` has changed. `kind`: a ZookeeperEventKind. Updates the node's version, and
-        queues the change if the watch is attached."""
+        """Called when the node at `path` has changed. `kind`: a ZookeeperEventKind; `revision`: that of the change.
+        Updates the node's version, and queues the change if the watch is attached."""
         self.calm = False
         if kind == ZookeeperEventKind.DELETED:
             self.versions.pop(path, None)
@@ -185,7 +185,8 @@ class TreeWatch:
 
 
 class SessionWatches:
-    """All watches of one ZooKeeper session. Attaches them to ZooKeeper again after each loss of the connection."""
+    """All watches of one ZooKeeper session. Calling `line` returns the session's connection; `root` is the path of the
+    tree's root znode. Attaches them to ZooKeeper again after each loss of the connection."""
 
     def __init__(self, line: Callable[[], ZooKeeperConnection], root: str) -> None:
         self._line = line
@@ -223,7 +224,8 @@ class SessionWatches:
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[NodeChanged | WatchReset]:
         """Yields the changes of the nodes at or below `prefix` after the revision `after`, until the caller stops.
-        Awaits `ready` before each attempt to attach the watch; `ready` may raise SessionExpired."""
+        Awaits `ready` before each attempt to attach the watch; `ready` may raise SessionExpired. Raises the errors of
+        `ready`, and those of `ZooKeeperConnection.request` except ConnectionLost, after which it tries again."""
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
@@ -329,8 +331,9 @@ T = TypeVar("T")
 
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
-    """Opens a session with ZooKeeper and returns the store. Tries for `timeout_s` seconds, then raises Unavailable.
-    Raises at once Unauthorized, and the errors of `check_tls_connection` if the address has TLS files."""
+    """Opens a session with ZooKeeper, whose timeout is `timeout_s` seconds, and returns the store. Tries for
+    `timeout_s` seconds, then raises Unavailable. Raises at once Unauthorized, and the errors of `check_tls_connection`
+    if the address has TLS files."""
     if address.access.ca:
         await check_tls_connection(address)
     return await ZookeeperStore(world, address, timeout_s).start_or_close()
@@ -353,7 +356,8 @@ class ZookeeperStore(SessionStore):
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
         """Opens the session, and creates the tree's root znode if it is missing. Raises Unavailable if that does not
-        succeed within the session's timeout, Unauthorized if this process may not access the root znode."""
+        succeed within the session's timeout, Unauthorized if this process may not access the root znode, and
+        ConnectionLost, TimedOut or SessionExpired if the connection is lost meanwhile."""
         self._start_keeper()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):

@@ -108,7 +108,7 @@ class RemoveWatches:
 @dataclass(frozen=True, slots=True)
 class CreateFolder:
     """Request to ZooKeeper: create a folder (a container znode, which ZooKeeper deletes when it stays empty), with an
-    access list."""
+    access list. `acl`: the access list, in the form of the library kazoo."""
 
     path: str
     acl: Any
@@ -125,7 +125,7 @@ class CreateFolder:
 @dataclass(frozen=True, slots=True)
 class MultiRequest:
     """Request to ZooKeeper: do a transaction of several steps, all or none. The answer is the error code of each step
-    (0: it succeeded)."""
+    (0: it succeeded). `requests`: the steps, in the form of the library kazoo."""
 
     requests: tuple[Any, ...]
     type: ClassVar[int] = 14
@@ -210,7 +210,8 @@ class ZnodeEvent:
 
 
 class ZookeeperAnswer(NamedTuple):
-    """ZooKeeper's answer to a request, and a zxid (ZooKeeper's number of a transaction)."""
+    """ZooKeeper's answer to a request. `value` depends on the request (see the methods of ZooKeeperConnection); `zxid`
+    is ZooKeeper's number of a transaction."""
 
     value: Any
     zxid: int  # of the server's tree when it answered
@@ -276,7 +277,7 @@ def _access_list(access: MetadataAccess, credentials: str | None) -> Any:
 
 
 def access_list_size_bytes(acl: Any) -> int:
-    """Returns the size of the access list in a request that creates a znode, in bytes."""
+    """Returns the size of the access list `acl` in a request that creates a znode, in bytes."""
     request = bytes(CreateRequest("", b"", acl, 0).serialize())
     others = 3 * 4  # the lengths of path and value, and the flags
     return len(request) - others
@@ -373,8 +374,9 @@ class ZooKeeperConnection:
         self, request: Any, then: Callable[[ZookeeperAnswer], None] | None = None
     ) -> asyncio.Future[ZookeeperAnswer]:
         """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError:
-        BackPressure if WAITING_REQUESTS_MAX requests wait, ConnectionLost if the connection breaks before the answer.
-        Also calls `then` with the answer, in the order in which answers and watch events arrive."""
+        BackPressure if WAITING_REQUESTS_MAX requests wait, ConnectionLost if the connection breaks before the answer,
+        SessionExpired, Unauthorized if the access list of the znode does not admit this process, InternalError for any
+        other failure. Also calls `then` with the answer, in the order in which answers and watch events arrive."""
         future: asyncio.Future[ZookeeperAnswer] = self._loop.create_future()
         if self._waiting >= WAITING_REQUESTS_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
@@ -407,41 +409,46 @@ class ZooKeeperConnection:
         return future
 
     def get(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
-        """Reads a znode. Returns a future of (value, stat); the stat has ZooKeeper's version and times."""
+        """Reads a znode. Returns a future of (value, stat); the stat has ZooKeeper's version and times. The future
+        fails with NoZnode if the znode does not exist, and with the other errors of `request`."""
         return self.request(GetData(path, None))
 
     def exists(
         self, path: str, then: Callable[[ZookeeperAnswer], None] | None = None
     ) -> asyncio.Future[ZookeeperAnswer]:
         """Reads the stat of a znode. Returns a future of the answer, whose value is the stat; None if the znode does
-        not exist. `then` is called with the answer, as in `request`."""
+        not exist. `then` is called with the answer, as in `request`. The future fails with the errors of `request`."""
         return self.request(Exists(path, None), then)
 
     def children(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
-        """Lists the direct children of a znode. Returns a future of (names, stat of the znode)."""
+        """Lists the direct children of a znode. Returns a future of (names, stat of the znode). The future fails with
+        NoZnode if the znode does not exist, and with the other errors of `request`."""
         return self.request(GetChildren2(path, None))
 
     def sync(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Sends ZooKeeper's sync. A read that is sent after it on the same connection sees all that any server answered
-        before. Returns a future of the answer."""
+        before. Returns a future of the answer. The future fails with the errors of `request`."""
         return self.request(Sync(path))
 
     def create(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
-        """Creates a lasting znode without a value. The future fails with ZnodeExists if the znode exists."""
+        """Creates a lasting znode without a value. The future fails with ZnodeExists if the znode exists, with NoZnode
+        if its parent does not, and with the other errors of `request`."""
         return self.request(CreateRequest(path, b"", self._acl, 0))
 
     def create_folder(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Creates a container znode, which ZooKeeper deletes when it stays empty. The future fails with ZnodeExists if
-        the znode exists."""
+        the znode exists, with NoZnode if its parent does not, and with the other errors of `request`."""
         return self.request(CreateFolder(path, self._acl))
 
     def read_acl(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
-        """Reads the access list of a znode. Returns a future of (access list, stat)."""
+        """Reads the access list of a znode. Returns a future of (access list, stat). The future fails with NoZnode if
+        the znode does not exist, and with the other errors of `request`."""
         return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Begins to watch a znode and all znodes below it. `on_event` gets their events from the answer to this request
-        on, until the connection ends or `unwatch` is called. Returns a future of that answer."""
+        on, until the connection ends or `unwatch` is called. Returns a future of that answer. The future fails with the
+        errors of `request`."""
         return self.request(AddWatch(path))
 
     def unwatch(self, path: str) -> None:

@@ -50,8 +50,8 @@ _HEAD_WORDS = EXTENT_HEAD_BYTES // 4
 class Extent(NamedTuple):
     """The head of an extent: a run of records of one ledger at log[start : start + length], in ascending entry order.
 
-    `first` and `last` are the smallest and the largest entry id; `entries` is the number of records; `table_crc` is the
-    checksum of the extent's table."""
+    `first` and `last` are the smallest and the largest entry id; `entries` is the number of records; `length` and
+    `start` are in bytes; `table_crc` is the CRC32C of the extent's table."""
 
     ledger: int
     first: int
@@ -92,7 +92,8 @@ class IndexGroupHeader(NamedTuple):
 
 def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], start: int) -> tuple[Extent, bytes]:
     """Makes an extent of the ascending `entries`. Returns the extent and the encoded bytes of its table. `offsets` are
-    the offsets of the records relative to `start`, followed by the end of the last record."""
+    the offsets of the records relative to `start`, followed by the end of the last record. The last entry must be at
+    most ENTRY_DELTA_MAX after the first one."""
     first = entries[0]
     table = _words([entry - first for entry in entries]) + _words(offsets)
     return Extent(ledger, first, entries[-1], len(entries), offsets[-1], start, crc32c(table)), table
@@ -156,8 +157,8 @@ class ExtentHeadColumns(NamedTuple):
 
 
 def decode_head_columns(heads: bytes) -> ExtentHeadColumns:
-    """Decodes whole extent heads into columns. Verifies nothing: the caller must have verified the checksum of these
-    bytes."""
+    """Decodes whole extent heads and returns them as columns. Verifies nothing: the caller must have verified the
+    checksum of these bytes."""
     words = array("I", heads)
     if sys.byteorder == "little":
         words.byteswap()

@@ -72,7 +72,7 @@ Buffer = bytes | bytearray | memoryview
 
 class DamagedFile(Exception):
     """Raised when bytes of a file are damaged: the bytes at `offset` of the file `path` are not those that were written
-    there."""
+    there. `reason` says what is wrong."""
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
         super().__init__(f"{path}: damaged at offset {offset}: {reason}")
@@ -166,8 +166,8 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
-    """A record of the journal. `entry` is -1 if the record's type has no entry id. The `payload` of an ADD record is
-    the stored entry."""
+    """A record of the journal. `entry` is the entry id of an ADD, the explicit LAC of a LAC, the last ledger of a
+    TOMBSTONE, and -1 for a FENCE or a KEY. The `payload` of an ADD record is the stored entry."""
 
     type: RecordType
     ledger: int
@@ -176,8 +176,9 @@ class JournalRecord(NamedTuple):
 
 
 class BlockRecords(NamedTuple):
-    """The records of a journal block, as one array for each field. A replay reads millions of records, and an object
-    for each record would cost more time than the record's checksum."""
+    """The records of a journal block, as one array for each field of JournalRecord; `types` has the numbers of the
+    RecordTypes. A replay reads millions of records, and an object for each record would cost more time than the
+    record's checksum."""
 
     types: tuple[int, ...]
     ledgers: tuple[int, ...]
@@ -220,8 +221,9 @@ def round_up_to_alignment(size: int) -> int:
 
 
 def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> tuple[bytes, int]:
-    """Encodes the header of a journal record. Returns the header, and the size in bytes of the whole record. The
-    payload is not copied: the caller must write its buffers after the header."""
+    """Encodes the header of a journal record of type `kind`. Returns the header, and the size in bytes of the whole
+    record. `entry`: as in JournalRecord. The payload is not copied: the caller must write its buffers after the
+    header."""
     length = 0
     for buffer in payload:
         length += len(buffer)
@@ -261,7 +263,9 @@ def encode_block_header(
     salt: int, journal: int, sequence: int, offset: int, synced_upto: int, record_headers: Sequence[bytes], length: int
 ) -> bytes:
     """Encodes the header of a block that begins at `offset` of the journal file and returns its bytes. `record_headers`
-    are the headers of the block's records, `length` is the total size of these records in bytes."""
+    are the headers of the block's records, `length` is the total size of these records in bytes. `salt` is the random
+    number of the file, which its checksums cover; `sequence` is the number of the block in the file; `synced_upto`: the
+    offset up to which the file is synced now."""
     records_crc = crc32c(b"".join([header[:4] for header in record_headers]))
     head = _BLOCK.pack(BLOCK_MAGIC, journal, sequence, synced_upto, len(record_headers), length, records_crc)
     return head + _CRC.pack(crc32c(_SEED.pack(salt, offset), head))
@@ -280,8 +284,9 @@ def encode_first_block(header: bytes) -> bytes:
 
 
 def decode_block_header_if_intact(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
-    """Decodes a block header from `data`, bytes that were read at `offset` of the file. Returns None if they are not a
-    valid block header, or if the header is left from an earlier use of the file."""
+    """Decodes a block header from `data`, bytes that were read at `offset` of the file of journal `journal`, whose
+    checksums cover `salt`. Returns None if they are not a valid block header, or if the header is left from an earlier
+    use of the file."""
     if len(data) < BLOCK_HEADER_BYTES:
         return None
     magic, *rest = _BLOCK.unpack_from(data)

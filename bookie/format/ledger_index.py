@@ -82,8 +82,8 @@ class Tombstone(NamedTuple):
 
 
 class QuarantinedEntries(NamedTuple):
-    """The durable record that this bookie's copy of some entries is damaged. If a read of such an entry finds no good
-    copy, the answer is UNKNOWN, never "no such entry"."""
+    """The durable record that this bookie's copies of the entries `first … last` of the ledger are damaged. If a read
+    of such an entry finds no good copy, the answer is UNKNOWN, never "no such entry"."""
 
     ledger: int
     first: int
@@ -91,8 +91,8 @@ class QuarantinedEntries(NamedTuple):
 
 
 class QuarantineEnded(NamedTuple):
-    """The durable record that some entries are not quarantined any more, because this bookie has good copies of them
-    again."""
+    """The durable record that the entries `first … last` of the ledger are not quarantined any more, because this
+    bookie has good copies of them again."""
 
     ledger: int
     first: int
@@ -109,8 +109,8 @@ class LimboChange(NamedTuple):
 
 
 class DrainedEntryLog(NamedTuple):
-    """The durable record that all living entries of an entry log were copied to another log (the log is drained). No
-    reader needs the log any more, and a start of the bookie removes its files."""
+    """The durable record that all living entries of the entry log number `log` were copied to another log (the log is
+    drained). No reader needs the log any more, and a start of the bookie removes its files."""
 
     log: int
 

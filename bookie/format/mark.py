@@ -130,7 +130,7 @@ def decode_checkpoint_mark(data: bytes, uuid: bytes, path: str) -> tuple[Checkpo
 #
 # Big-endian. Written anew each time: to a temporary name, synced, renamed, directory synced. Unknown fields of the body
 # are ignored, missing ones have their defaults. A reader refuses any damage.
-# Example: `encode(b"MGN-TEST", {"a": 1})` is `4d474e2d54455354 0001 00000007 {"a":1} <crc32c>`.
+# Example: `encode_checksummed_json(b"MGN-TEST", {"a": 1})` is `4d474e2d54455354 0001 00000007 {"a":1} <crc32c>`.
 
 
 _HEAD = struct.Struct(">8sHI")
@@ -179,7 +179,8 @@ COOKIE_MAGIC = b"MGN-COOK"
 
 class Cookie(msgspec.Struct, frozen=True):
     """The content of a cookie file, which says to which bookie and cluster a data directory belongs: the bookie's uuid
-    as text, the cluster's instance id, the bookie's directories, and the number of completed starts."""
+    as text, the cluster's instance id, the bookie's directories, and the number of completed starts (0: an older
+    Magnetar did not count them)."""
 
     bookie: str
     instance: str
@@ -192,5 +193,6 @@ def encode_cookie(cookie: Cookie) -> bytes:
 
 
 def decode_cookie(data: bytes, path: str) -> Cookie:
-    """Decodes the content of a cookie file. Raises DamagedFile or NewerFormat; `path` is named in the error text."""
+    """Decodes the content of a cookie file and returns the cookie. Raises DamagedFile or NewerFormat; `path` is named
+    in the error text."""
     return decode_checksummed_json(data, COOKIE_MAGIC, Cookie, path)

@@ -66,8 +66,8 @@ class JournalBlock(NamedTuple):
 
 
 class TornTail(NamedTuple):
-    """The bytes of a journal from `offset` on, where an unfinished write left an incomplete block. No entry in these
-    bytes was acknowledged, and the next start of the bookie ignores them."""
+    """The bytes of the journal file `path` from `offset` on, where an unfinished write left an incomplete block. No
+    entry in these bytes was acknowledged, and the next start of the bookie ignores them."""
 
     path: str
     offset: int
@@ -93,7 +93,8 @@ def list_journal_numbers(snapshot: StoreSnapshot) -> list[int]:
 
 def list_spare_journal_names(snapshot: StoreSnapshot) -> list[str]:
     """Returns the names of the spare journal files: the files that wait to become the next journal, and a file that is
-    still being filled with zeros. Raises OSError if the directory cannot be listed."""
+    still being filled with zeros. Returns [] if there is no journal folder. Raises OSError if the directory cannot be
+    listed."""
     path = snapshot.path(JOURNAL_FOLDER)
     if not snapshot.files.exists(path):
         return []
@@ -117,9 +118,9 @@ def find_missing_journals(snapshot: StoreSnapshot) -> Iterator[FileDamage]:
 
 def walk_journal(snapshot: StoreSnapshot, number: int, start: int = 0) -> Iterator[JournalFinding]:
     """Yields the content of journal `number`: first an OpenedJournalFile, then the blocks, from the first block at or
-    after the offset `start`. Yields a FileDamage for each damaged part, a TornTail if the last write was not
-    finished, and a RemovedFile if the bookie has removed the file. Raises InvalidRequest if the file has a newer
-    format than this Magnetar knows."""
+    after the offset `start`. Yields a FileDamage for each damaged part, a TornTail if the last write was not finished,
+    and a RemovedFile if the bookie has removed the file. Raises InvalidRequest if the file has a newer format than this
+    Magnetar knows, OSError if the file cannot be read."""
     path = snapshot.path(JOURNAL_FOLDER, journal_file_name(number))
     file = open_file(snapshot, path)
     if file is None:

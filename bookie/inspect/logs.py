@@ -72,7 +72,7 @@ _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f]
 
 class LoggedEntry(NamedTuple):
     """A record of an entry log: its location in the log, the ledger id and entry id of the entry in it, and the entry's
-    last-add-confirmed."""
+    last-add-confirmed (`lac`)."""
 
     log: int
     offset: int  # of the record
@@ -221,8 +221,9 @@ class _Walk:
 
 
 class EntryCopy(NamedTuple):
-    """A copy of an entry in a log or a journal: where the copy is, and its size in bytes with the record's header (in a
-    journal: without it). `damage` says what is wrong with the copy; None: the copy is good."""
+    """A copy of an entry in a log or a journal: where the copy is (`number`: that of the log or journal; `offset`: of
+    the record in the file `path`), and its size in bytes with the record's header (in a journal: without it). `damage`
+    says what is wrong with the copy; None: the copy is good."""
 
     entry: int
     kind: str  # "log" or "journal"
@@ -471,7 +472,7 @@ assert _HEAD.size == EXTENT_HEAD_BYTES
 
 class IndexGroup(NamedTuple):
     """A group of extents in the index file of an entry log. One flush of the memtable, or one compaction, wrote these
-    extents."""
+    extents. `offset`: where the group begins in the index file of the entry log `log`."""
 
     log: int
     offset: int
@@ -568,8 +569,8 @@ class IndexFile:
                 offset += extent.table_bytes
 
     def read_table(self, place: ExtentLocation) -> ExtentTable | FileDamage:
-        """Reads the table of an extent and returns it; returns a FileDamage if the table is damaged. Reads a damaged
-        table a second time first, because the scrubber may just be rewriting it."""
+        """Reads the table of the extent at `place` and returns it; returns a FileDamage if the table is damaged. Reads
+        a damaged table a second time first, because the scrubber may just be rewriting it."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
             found = index.decode_table_if_intact(place.extent, data)

@@ -114,7 +114,8 @@ def committed_ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, in
 def snapshot_directory(files: Files, directory: str) -> StoreSnapshot:
     """Reads the cookie and the checkpoint mark of a bookie's data directory and returns a snapshot of the directory.
     Damage is in the snapshot's `damages`. Raises NotFound if the directory does not belong to a bookie, InvalidRequest
-    if a file has a newer format than this Magnetar knows."""
+    if a file has a newer format than this Magnetar knows, and OSError if a file cannot be opened or the directory
+    cannot be listed."""
     if not files.exists(directory):
         raise NotFound(f"there is no directory {directory}")
     names = files.list_directory(directory)
@@ -228,9 +229,9 @@ def open_file(snapshot: StoreSnapshot, path: str) -> ReadableFile | None:
 def read_header_or_damage(
     snapshot: StoreSnapshot, file: ReadableFile, magic: bytes, number: int, offset: int = 0
 ) -> FileHeader | FileDamage:
-    """Reads and verifies the header of a file. Returns the header, or a FileDamage that says what is wrong with it.
-    Accepts any bookie's header if the snapshot has no uuid. Raises InvalidRequest if the file has a newer format than
-    this Magnetar knows."""
+    """Reads and verifies the header at `offset` of a file, which must have this `magic` and `number`. Returns the
+    header, or a FileDamage that says what is wrong with it. Accepts any bookie's header if the snapshot has no uuid.
+    Raises InvalidRequest if the file has a newer format than this Magnetar knows."""
     data = file.pread(FILE_HEADER_BYTES, offset)
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
     try:

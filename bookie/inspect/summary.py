@@ -41,7 +41,8 @@ class LedgerLogUsage(NamedTuple):
 
 
 class EntryLogSummary(NamedTuple):
-    """The summary of an entry log: its state, its size, the bytes of live data in it, and its damage."""
+    """The summary of an entry log: its state, its size, the bytes of live data in it, and its damage. Live: of ledgers
+    that are not deleted."""
 
     log: int
     state: str  # open (checkpoints write to it), cold (compaction does), closed, drained, not committed
@@ -73,7 +74,8 @@ class JournalSummary(NamedTuple):
 
 class StoreSummary(NamedTuple):
     """The summary of a bookie's store: its entry logs, its journals, and the numbers of ledgers, tombstones and other
-    facts in its ledger index."""
+    facts in its ledger index. `spare_bytes`: the size of the spare journal files. `limbo_upto` and `fenced_upto` are
+    ledger ids; -1: none."""
 
     directory: str
     logs: list[EntryLogSummary]
@@ -188,7 +190,8 @@ def _merged(opened: IndexFile, damages: list[FileDamage], sums: _Sums) -> Iterat
 
 def summarize_journal(snapshot: StoreSnapshot, number: int) -> JournalSummary | RemovedFile:
     """Reads a whole journal file and returns its summary; returns RemovedFile if the bookie has removed the file.
-    Raises InvalidRequest if the file has a newer format than this Magnetar knows."""
+    Raises InvalidRequest if the file has a newer format than this Magnetar knows, OSError if the file cannot be
+    read."""
     end, size, damages = BLOCK_ALIGNMENT_BYTES, 0, list[FileDamage]()
     for found in journals.walk_journal(snapshot, number):
         match found:
@@ -207,7 +210,7 @@ def summarize_store(snapshot: StoreSnapshot, advance: Callable[[int], None] = la
     """Returns the summary of the whole store. Reads the journals and the indexes of all entry logs. Leaves out files
     that the bookie removes meanwhile. Calls `advance` after each log and journal, with the number of those that are
     done. Raises InvalidRequest if a file has a newer format than this Magnetar knows, NotFound if the directory was
-    removed meanwhile."""
+    removed meanwhile, OSError if a file cannot be read."""
     seen = ledgers.read_ledger_index_overview(snapshot)
     of_logs: list[EntryLogSummary | RemovedFile] = []
     for number in logs.list_entry_log_numbers(snapshot):

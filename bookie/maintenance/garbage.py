@@ -93,8 +93,8 @@ class LastCompactionTimes(msgspec.Struct, frozen=True):
 
 class CompactionSchedule:
     """Decides when a minor and a major compaction of the entry logs are due: `minor_s` and `major_s` seconds after the
-    last one. Stores the times of the last compactions in a file of the data directory, so that restarts do not delay
-    them."""
+    last one. `pass_s`: the seconds between two passes of the garbage collector. Stores the times of the last
+    compactions in a file of the data directory, so that restarts do not delay them."""
 
     def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
         self._world = world
@@ -203,7 +203,7 @@ _TODO = {
 
 class GracePeriod(NamedTuple):
     """How many seconds a ledger must be dead before the bookie deletes its data: `grace_s`, or `doubt_s` if unusually
-    many ledgers were deleted."""
+    many ledgers were deleted (DOUBTFUL_DELETIONS_SHARE)."""
 
     grace_s: float
     doubt_s: float  # when more than DOUBTFUL_DELETIONS_SHARE of the ledgers were deleted
@@ -261,7 +261,8 @@ OnProgress = Callable[[GarbageProgress], None]
 
 class GarbageCollector:
     """Deletes the data of a bookie's dead ledgers and frees their disk space. Calling `metadata` returns the current
-    metadata session. A major compaction that is due runs only if `may_compact_major` returns True.
+    metadata session. `instance`: the id of the cluster to which the bookie belongs. A major compaction that is due runs
+    only if `may_compact_major` returns True.
 
     `went_back` returns how often the metadata was found to have lost something that this process stored in it. If that
     happened, no data is deleted until an operator accepts the metadata, or until a restart. `compare_metadata` looks
@@ -289,8 +290,7 @@ class GarbageCollector:
         self._went_back = went_back
         self._compare_metadata = compare_metadata
         self._accepted: AcceptedMetadataState | None = None
-        # more than DOUBTFUL_DELETIONS_SHARE of the ledgers: the last pass left them for `doubt_s`
-        self._doubtful = BitMap64()
+        self._doubtful = BitMap64()  # above DOUBTFUL_DELETIONS_SHARE: the last pass left them for `doubt_s`
         self._unexplained = BitMap64()  # of what the last pass missed: not known to be deleted
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
@@ -306,7 +306,8 @@ class GarbageCollector:
 
     # ------------------------------------------------------------------------------------ intents
     async def plan_compaction(self, *, major: bool = True) -> list[EntryLogPlan]:
-        """Returns for each entry log the action that a compaction would take now, and its reason. Changes nothing."""
+        """Returns for each entry log the action that a minor or (`major` True) a major compaction would take now, and
+        its reason. Changes nothing. Raises OSError if the directory of the logs cannot be listed."""
         return await self._store.compactor.plan_compaction(self._policy, major=major)
 
     async def run_pass(
@@ -317,8 +318,8 @@ class GarbageCollector:
         logs if `minor` or `major` is true. Returns what was deleted and compacted.
 
         `force`: an operator accepts the metadata, and that later passes delete the data of the ledgers that it lacks
-        (the module's docstring). `roll`: first closes open logs that have few living entries, so
-        that they can be compacted.
+        (the module's docstring). `roll`: first closes open logs that have few living entries, so that they can be
+        compacted. `on_progress` is called with the progress, again and again.
 
         Raises Busy while another pass runs, ValueError if the metadata is of another cluster or damaged, and the errors
         of the metadata; then nothing was deleted. Raises NoSpace, OSError or DamagedFile if the compaction failed; then

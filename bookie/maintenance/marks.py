@@ -126,7 +126,7 @@ async def is_repair_enabled(store: MetadataStore) -> bool:
 
 # ------------------------------------------------------------------------------------------ changing
 async def set_repair_enabled(store: MetadataStore, on: bool) -> None:
-    """Switches auto-recovery on or off, for the whole cluster. Raises the errors of the metadata."""
+    """Switches auto-recovery on or off, for the whole cluster. Raises the errors of `update_record`."""
     await update_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord, lambda _: RepairSettingsRecord(enabled=on))
 
 
@@ -172,7 +172,8 @@ async def delete_repair_mark(store: MetadataStore, ledger_id: int, version: int)
 async def claim_ephemeral_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
     """Creates the ephemeral node `path` with this record, so that this process owns the node. Returns True if this
     process owns the node afterwards, False if another process owns it. If the outcome of the creation is unknown, reads
-    the node and compares its token. Raises the errors of the metadata that no retry can help.
+    the node and compares its token. Raises the errors of `MetadataStore.get`, and those errors of the creation that no
+    retry can help.
 
     All owners of one metadata session use the same token (repair.py), so a process recognizes its own node even if it
     missed the answer."""

@@ -58,11 +58,12 @@ from .repair_worker import EntryCopier, RepairConfig, RepairWorker
 #     changed   reads those that changed since (a watch tells which); one that was closed is checked soon
 #     hurry     brings every mark's next try forward when a bookie has come
 #     recovering
-# marks a ledger that is in recovery for RECOVERING_MARKED_AFTER_S: a broker that takes topics over ends hundreds
-# itself, and a mark for each would only delay it damage    marks what scrubbers and readers reported
-# (DamagedEntriesRecord), each report once; one of a lost bookie and of a ledger that is gone, or closed without it, is
-# removed: that bookie cannot take it back forget    a departing bookie of which nothing is left, and which is stopped:
-# its cookie goes, if that was asked for
+#               marks a ledger that is in recovery for RECOVERING_MARKED_AFTER_S: a broker that takes topics over ends
+#               hundreds itself, and a mark for each would only delay it
+#     damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once; one of a lost bookie
+#               and of a ledger that is gone, or closed without it, is removed: that bookie cannot take it back
+#     forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if an operator
+#               asked for that
 #
 # and, beside that, `check`: asks the bookies of a closed ledger which entries they hold (HELD), one ledger after the
 # other, `checks_per_s` at most and every ledger once in `check_pass_s`; who lacks some is marked INCOMPLETE. A bookie
@@ -83,7 +84,8 @@ FORGET_BOOKIE_PAUSE_S = 30.0
 
 class Auditor:
     """Finds ledgers that lack copies and gives them repair marks: records in the metadata that tell repair workers what
-    is missing. Each bookie has an auditor; only the one that is elected in the cluster does this work."""
+    is missing. Each bookie has an auditor; only the one that is elected in the cluster does this work. `token`: by it
+    this process recognises its own election."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -459,8 +461,8 @@ class AutoRepair:
 
 
 class RepairSupervisor:
-    """Keeps an `AutoRepair` running for the life of a process: starts a new one after a failure, and in each new
-    metadata session. Calling `metadata` returns the current session.
+    """Keeps an `AutoRepair` running for the life of a process: starts a new one `retry_s` seconds after a failure, and
+    in each new metadata session. Calling `metadata` returns the current session.
 
     After a failure the session continues, with nodes that the old `AutoRepair` could not delete. So all `AutoRepair`
     objects of a session share one token."""

@@ -126,7 +126,7 @@ def decide_repair_mark(
     copies, each with the reason. `mark` is the present mark.
 
     A reason that a check found stays in the mark until a worker has repaired the ledger, even if a later check does not
-    find it again."""
+    find it again. `now_ms`: the time of day, in ms since the epoch."""
     if record is None:
         return None
     bookies: dict[str, str] = {}
@@ -157,8 +157,9 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
 def make_repair_mark_after_failure(
     mark: UnderReplicatedRecord, stuck: StuckReason, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
-    """Returns the repair mark after one more failed attempt: with the reason, the error text, and the time of the next
-    attempt. Each wait is twice as long as the previous one, up to `retry_max_s`."""
+    """Returns the repair mark after one more failed attempt: with the reason `stuck`, the error text, and the time of
+    the next attempt, counted from `now_ms` (ms since the epoch). Each wait is twice as long as the previous one, up to
+    `retry_max_s`."""
     wait_s = compute_back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
     return msgspec.structs.replace(
         mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
@@ -175,7 +176,7 @@ def compute_seconds_until_attempt(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
     """Returns how many seconds the ledger must still wait before its next repair attempt. `seen_s`: for how many
-    seconds the caller has known this version of the mark.
+    seconds the caller has known this version of the mark. `now_ms`: the time of day, in ms since the epoch.
 
     The clock of the worker that failed has set `retry_ms`, and that clock may be a day off. So the wait ends at the
     latest when the back-off after `attempts` failures has passed since the caller first saw the mark."""
@@ -207,8 +208,8 @@ class FinalFragment(NamedTuple):
 
 
 class CopyGap(NamedTuple):
-    """A missing or incomplete copy of a fragment: `missing` are the entries of the fragment that must still be stored
-    at `slot` of the ensemble."""
+    """A missing or incomplete copy of the fragment with the entries `first … last`. `missing` are the entries of the
+    fragment that must still be stored at `slot` of the ensemble."""
 
     first: int  # of the fragment
     last: int
@@ -236,8 +237,8 @@ class RecoverLedger(NamedTuple):
 
 
 class WaitForNextAttempt(NamedTuple):
-    """Step of a repair: leave the repair mark, and try again later. `text` says what is wrong. `seconds`: the time to
-    the next attempt; 0: as after any failed attempt."""
+    """Step of a repair: leave the repair mark, and try again later. `why` is the reason, and `text` says what is wrong.
+    `seconds`: the time to the next attempt; 0: as after any failed attempt."""
 
     why: StuckReason
     text: str
@@ -300,8 +301,8 @@ def list_copies_to_check(record: LedgerRecord, gone: Collection[str]) -> list[tu
 
 def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: EntriesHeldByCopy) -> tuple[CopyGap, ...]:
     """Returns all missing or incomplete copies of the ledger's final fragments; those of the fragments with the fewest
-    complete copies come first. `held` must have the answer about each copy that `list_copies_to_check` returns. A
-    bookie that did not answer makes no gap."""
+    complete copies come first. `gone`: the bookies whose copies do not count. `held` must have the answer about each
+    copy that `list_copies_to_check` returns. A bookie that did not answer makes no gap."""
     striping = get_striping_of_record(record)
     found: list[tuple[int, int, CopyGap]] = []
     for number, final in enumerate(list_final_fragments(record)):
@@ -323,7 +324,7 @@ def find_lost_or_departing_bookies(
     mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]
 ) -> frozenset[str]:
     """Returns the bookies whose copies a repair worker may treat as gone: the departing bookies, and the bookies that
-    the mark calls lost or departing and that are not registered."""
+    the mark calls lost or departing and that are not registered (not in `available`)."""
     lost = {
         bookie for bookie, reason in mark.bookies.items() if reason in REASONS_BOOKIE_GONE and bookie not in available
     }
@@ -345,8 +346,8 @@ class RepairFindings(msgspec.Struct, frozen=True):
 
 
 def why_unreadable(look: RepairFindings, entry: int) -> StuckReason:
-    """Returns the reason why an entry cannot be read. LOST: every bookie that should have the entry is lost, or has
-    answered that it lacks the entry. UNREACHABLE: some bookie may still have the entry."""
+    """Returns the reason why an entry cannot be read, by the findings `look`. LOST: every bookie that should have the
+    entry is lost, or has answered that it lacks the entry. UNREACHABLE: some bookie may still have the entry."""
     record = look.record
     assert record is not None
     final = next(each for each in list_final_fragments(record) if each.first <= entry <= each.last)
@@ -383,8 +384,9 @@ def find_bookies_damaged_in_last_fragment(
 
 
 def decide_next_repair_step(look: RepairFindings, tried: bool, open_grace_s: float) -> RepairStep:
-    """Returns the next step of the repair of a ledger, by the table in the module's docstring. `tried`: whether the
-    worker has already tried to fill each gap since it locked the ledger."""
+    """Returns the next step of the repair of a ledger, by the findings `look` and the table in the module's docstring.
+    `tried`: whether the worker has already tried to fill each gap since it locked the ledger. `open_grace_s`: for how
+    many seconds the worker leaves a last fragment to its writer."""
     record = look.record
     if record is None:
         return RemoveRepairMark("the ledger was deleted")

@@ -346,8 +346,8 @@ class _Unsettled(NamedTuple):
 
 class RepairWorker:
     """Repairs ledgers for auto-recovery: locks a ledger that has a repair mark, restores its missing copies, and
-    removes the mark. `progress` has (bytes copied, bytes in all, approximately) of each ledger that is being
-    repaired."""
+    removes the mark. `progress` has (bytes copied, bytes in all, approximately) of each ledger that is being repaired.
+    `token`: by it this process recognises its own locks."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str

@@ -60,7 +60,7 @@ _BUSY_PAUSE_S = 0.05
 
 class LedgerCopyRestorer:
     """Restores this bookie's copies of ledgers from other bookies. Several calls of `restore_ledger` may run at the
-    same time. `counters` are totals since this object was made."""
+    same time. `counters` are totals since this object was made. `client` reads and recovers the ledgers."""
 
     def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
         self._store = store
@@ -211,7 +211,7 @@ async def read_largest_allocated_ledger(metadata: MetadataStore) -> int:
 class LimboRestorer:
     """Restores the data that a bookie has lost, and then ends its limbo (the state of a bookie that may have lost
     data). Calls `left` when limbo has ended. `blocked` has the ledgers that the last pass could not restore, each with
-    the reason. Calling `metadata` returns the current metadata session."""
+    the reason. Calling `metadata` returns the current metadata session. Pauses `pause_s` seconds between two passes."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore], pause_s: float,
@@ -258,7 +258,7 @@ class LimboRestorer:
         more before. Returns, for each ledger that is still incomplete, a text that says what is missing.
 
         Raises InvalidRequest if the bookie is not in limbo. Raises NoSpace if the end of limbo cannot be stored, and
-        the errors of the metadata."""
+        the errors of the metadata and of `left`."""
         async with self._one_pass:
             if self.limbo_upto < 0:
                 raise InvalidRequest("the bookie is not in limbo")

@@ -15,7 +15,8 @@ and what follows:
 It changes nothing else. Its position is in the note `scrub` of the data directory (format/mark.py, magic "MGN-SCRB"),
 written at most once in PROGRESS_SAVE_INTERVAL_S; after a restart it continues there. Its rate is that of one pass in
 `scrub_pass_s`, at least SCRUB_BYTES_PER_S_MIN. The next pass begins when that time is over. Deleted ledgers are left
-out. Guarded by tests/bookie/maintenance/test_scrub.py. """
+out. Guarded by tests/bookie/maintenance/test_scrub.py.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ FIRST_PASS_DELAY_S = 10.0
 
 class ScrubPosition(msgspec.Struct):
     """How far the present scrub pass is: all records before extent number `extent` of the log `log` have been checked.
-    The other fields are counts of this pass."""
+    The other fields are counts of this pass. `began_ms`: when the pass began, in ms since the epoch; 0: it has not
+    begun."""
 
     number: int = 1  # of the pass
     began_ms: int = 0

@@ -113,8 +113,8 @@ def _is_behind(seen: RecordedMetadataState, shown: CurrentMetadataState) -> bool
 
 
 def is_same_metadata(seen: RecordedMetadataState, shown: CurrentMetadataState) -> bool:
-    """Returns whether the metadata still has all that it had in the state `seen`, and was not restored since. Returns
-    False also if that cannot be told any more."""
+    """Returns whether the metadata, whose present state is `shown`, still has all that it had in the state `seen`, and
+    was not restored since. Returns False also if that cannot be told any more."""
     if shown.incarnations and seen.number < shown.incarnations[0].number:
         return False
     is_current = judge_metadata_age(seen, shown) is MetadataAgeVerdict.CURRENT
@@ -158,8 +158,8 @@ class RollbackGuard:
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
-        """Reads the recorded state from the data directory; without one, `seen` stays as new. Raises DamagedFile or
-        NewerFormat if it cannot be read: then the bookie cannot judge the metadata."""
+        """Reads the recorded state from the data directory; without one, `seen` stays as new. Raises DamagedFile,
+        NewerFormat or OSError if it cannot be read: then the bookie cannot judge the metadata."""
         path = join_path(self._directory, METADATA_STATE_FILE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
@@ -168,7 +168,7 @@ class RollbackGuard:
     async def check_metadata_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
         """Compares the metadata with the recorded state, then records its present state. Raises InvalidConfiguration if
         the metadata is older, unless it was restored on purpose or `accepted` says that an operator accepts it. Raises
-        the errors of the metadata.
+        the errors of `read_current_metadata_state`, and, if an older copy is accepted, those of `update_record`.
 
         If an older copy is accepted, increases the counter of ledger ids in the metadata above every id that this
         bookie knows. If the disk has no room, the state is recorded in memory alone."""

@@ -30,8 +30,8 @@ before the store answers requests:
 | journal gone, short, with bad blocks in durable data | everything else of it | loss |
 | the journal ends before a position that was synced once | | loss: the directory was rolled back |
 
-The store knows which logs must exist: each number up to the last one exists or is drained. The fact INVENTORY, written
-at the first start, says that this holds (older stores removed logs without a fact).
+The store knows which logs must exist: each number up to the last one exists or is drained. The fact
+`INVENTORY_DONE_MARK`, written at the first start, says that this holds (older stores removed logs without a fact).
 Guarded by tests/bookie/test_boot.py.
 """
 
@@ -73,7 +73,8 @@ _ADD = int(RecordType.ADD)
 
 class LoadedStoreFiles(NamedTuple):
     """What steps 1 to 4 of the start of a store found in its files: the mark, the ledger index and its content, and the
-    groups of all index files."""
+    groups of all index files. `marks_written`: how many marks the store has written; 0: its mark was lost. `last_log`:
+    the highest number of a committed entry log."""
 
     mark: CheckpointMark
     marks_written: int
@@ -86,8 +87,9 @@ class LoadedStoreFiles(NamedTuple):
 
 
 def load_store_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> LoadedStoreFiles:
-    """Does steps 1 to 4 of the start of a store: reads and repairs its files, except the journal. Returns what they
-    contain. Must run in a worker thread. Raises ForeignFile, NewerFormat or NoSpace."""
+    """Does steps 1 to 4 of the start of a store: reads and repairs its files, except the journal. Records data losses
+    in `losses`. Returns what they contain. Must run in a worker thread. Raises ForeignFile, NewerFormat, NoSpace, or
+    OSError if a folder cannot be made or listed."""
     for name in (JOURNAL_FOLDER, ENTRIES_FOLDER, LEDGERS_FOLDER):
         disk.make_directories(files, join_path(directory, name))
     losses.load()
@@ -149,7 +151,8 @@ async def enter_limbo(
     the replay of the journal, which ended at the position `end`.
 
     If no ledger id was given out so far, nothing can be lost, and the bookie does not enter limbo: its first start
-    crashed. Raises the errors of the metadata, which says what ids were given out."""
+    crashed. Raises NoSpace if the losses cannot be recorded, and the errors of `known.upto`, which asks the metadata
+    what ids were given out."""
     for reason in known.losses:
         losses.add_data_loss(reason)
     if end < known.journal:
@@ -180,7 +183,8 @@ class JournalReplay:
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> JournalPosition:
         """Replays the journal after the checkpoint mark into the memtable. Returns the position at which the journal
-        ends. Damage becomes a data loss and does not stop the replay. Raises ForeignFile, NewerFormat or NoSpace.
+        ends. Damage becomes a data loss and does not stop the replay. Raises ForeignFile, NewerFormat, NoSpace or
+        OSError.
 
         Three things run at the same time: `worker` reads blocks, the event loop applies them, and `writer` flushes the
         entries that were applied before. Doing these one after the other would take twice as long."""

@@ -57,8 +57,8 @@ one slice for each turn a flush writes 150 to 250 MB/s, even if the disk is fast
 
 class CheckpointJournalPort(NamedTuple):
     """The functions of the journal and of the store's owner that a checkpoint calls. `position` returns the position up
-    to which the journal is synced. `release` recycles the journals before a position, and must run in a worker.
-    `swapped` is called when the memtable has room again."""
+    to which the journal is synced. `release` recycles the journals before a position, and must run in a worker, and may
+    raise OSError. `swapped` is called when the memtable has room again."""
 
     position: Callable[[], JournalPosition]
     release: Callable[[JournalPosition], None] = lambda position: None
@@ -115,8 +115,8 @@ class Checkpoint:
 
     async def run(self, source: CheckpointJournalPort) -> None:
         """Makes one checkpoint by `CHECKPOINT_STEPS`, when no other checkpoint or commit runs. Goes to its end even if
-        the caller is cancelled. Raises NoSpace if the disk is full; the next call then repeats what is missing.
-        `source` has the functions of the journal."""
+        the caller is cancelled. Raises NoSpace if the disk is full, or its subclass NoFileDescriptor if no file
+        descriptor is free; the next call then repeats what is missing. `source` has the functions of the journal."""
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -159,7 +159,8 @@ class Checkpoint:
         self._descriptors.begin_checkpoint()
 
     async def write_entries(self) -> None:
-        """Step: writes and syncs the entries of the flushing table to the hot log."""
+        """Step: writes and syncs the entries of the flushing table to the hot log. Raises NoSpace or
+        NoFileDescriptor."""
         table = self._memtable.flushing
         assert table is not None
         self._flush = None
@@ -185,7 +186,8 @@ class Checkpoint:
         return LAGGING_SLICES_PER_TURN if filled > flush.flushed_share else 1
 
     async def write_index(self) -> None:
-        """Step: writes and syncs the index group of these entries, and sets the ends of the logs for the next mark."""
+        """Step: writes and syncs the index group of these entries, and sets the ends of the logs for the next mark.
+        Raises NoSpace or NoFileDescriptor."""
         self._written = None
         if self._flush is not None:
             self._written = await self._worker.run(self._flush.write_index)
@@ -193,13 +195,14 @@ class Checkpoint:
         self._next = self.mark.with_open_logs(hot, self._cold.committed_ends_of_open_log, self._numbers.last)
 
     async def write_ledgers(self) -> None:
-        """Step: writes and syncs the changed descriptors and facts to the ledger index."""
+        """Step: writes and syncs the changed descriptors and facts to the ledger index. Raises NoSpace or
+        NoFileDescriptor."""
         unwritten = self._descriptors.pending_changes()
         self._settled, generation, end = await self._worker.run(self._ledgers.write, unwritten)
         self._next = self._next._replace(ledgers_generation=generation, ledgers_end=end)
 
     async def write_mark(self) -> None:
-        """Step: makes the new mark durable. This commits the checkpoint."""
+        """Step: makes the new mark durable. This commits the checkpoint. Raises NoSpace or NoFileDescriptor."""
         assert self._captured is not None
         await self._replace_mark(self._next._replace(journal=self._captured.journal, offset=self._captured.offset))
 
@@ -264,7 +267,8 @@ class Checkpoint:
 
     async def commit(self, moved: WrittenEntries | None, facts: Sequence[StateLogFact], drop: Collection[int]) -> None:
         """Commits the result of a compaction in one step: the entries `moved` (None: none), the facts `facts`, and the
-        removal of the logs `drop` from the index. Raises NoSpace if the disk is full; then nothing was committed."""
+        removal of the logs `drop` from the index. Raises NoSpace if the disk is full, or its subclass NoFileDescriptor
+        if no file descriptor is free; then nothing was committed."""
         await self._alone(partial(self._commit, moved, facts, drop))
 
     async def _commit(self, moved: WrittenEntries | None, facts: Sequence[StateLogFact], drop: Collection[int]) -> None:

@@ -176,8 +176,8 @@ def list_removable_files(files: Files, path: str) -> list[str]:
 
 def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
     """Replaces the content of the file `name` by `data`, durably, all or nothing: writes and syncs a temporary file,
-    renames it, and syncs the directory. Creates the file if it is missing. Raises NoSpace if the disk is full; any
-    other failed write or sync ends the process."""
+    renames it, and syncs the directory. Creates the file if it is missing. Raises NoSpace if the disk is full,
+    NoFileDescriptor if no file descriptor is free; any other failed write or sync ends the process."""
     replace_file_in_slices(files, directory, name, [data])
 
 

@@ -15,8 +15,8 @@ Rules (invariants 14, 15):
 1. *Confirmed*: the groups of a block are confirmed when this block and all blocks before it in the file are synced.
    Answers have the order of `append_group`.
 2. *On their way*: at most `BLOCKS_IN_FLIGHT_MAX` blocks are written and not answered. `WriteBlock.synced_upto` says
-what was synced
-   when the block was made: a reader takes a bad block before that offset for damage, and after it for a torn tail.
+   what was synced when the block was made: a reader takes a bad block before that offset for damage, and after it for a
+   torn tail.
 3. *Next segment*: it begins when no block is on its way, because its header says that all of its predecessor up to
    `BeginSegment.end` is synced. Nothing after that offset is read.
 4. *Full disk*: the first block that finds no room is refused. All blocks after it that are on their way are refused
@@ -61,7 +61,8 @@ that a worker has its next block when it has written one."""
 
 # ---------------------------------------------------------------------------------------- facts
 class SegmentBegun(NamedTuple):
-    """Fact: a new journal file (segment) is durable, with its header and its name. Blocks can be written to it."""
+    """Fact: a new journal file (segment) is durable, with its header and its name. `number`: its number. Blocks can be
+    written to it."""
 
     number: int
     size: int  # bytes that are filled ahead
@@ -99,7 +100,8 @@ GroupCommitFact = SegmentBegun | NoRoomForSegment | BlockSynced | NoRoomForBlock
 # ---------------------------------------------------------------------------------------- effects
 class WriteBlock(NamedTuple, Generic[G]):
     """Effect: write this block to the journal and sync it. Before that, write and sync `BLOCK_ALIGNMENT_BYTES` zero
-    bytes at each offset of `zeros`."""
+    bytes at each offset of `zeros`. `groups`: the groups whose records are in the block. `records`: their number.
+    `synced_upto`: the offset up to which the journal file is synced when the block is made."""
 
     groups: tuple[G, ...]
     sequence: int  # counts from 0 in each file

@@ -57,7 +57,8 @@ _PAGE = 4096
 class DiskReserve:
     """The disk reserve of one data directory: a file that is deleted when the disk is full, so that its space can be
     used. All methods must be called in a worker. `held`: whether the whole reserve file exists; also true if no reserve
-    is wanted."""
+    is wanted. The file has at least `bytes_min` (0: no reserve is wanted) and at most `bytes_max` bytes, but never more
+    than RESERVE_DISK_SHARE_MAX of the disk."""
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
         self._files = files
@@ -89,7 +90,7 @@ class DiskReserve:
 
     def release(self) -> bool:
         """Deletes the reserve file, which frees its disk space. Sets `held` to False. Returns whether there was a file
-        to delete."""
+        to delete. Raises OSError if it cannot be deleted."""
         self.held = False
         if not self._files.exists(self._path):
             return False
@@ -98,7 +99,8 @@ class DiskReserve:
 
     def fill_to_share(self, used_share_max: float) -> None:
         """Allocates the reserve file and sets `held`. Does nothing if more than the share `used_share_max` of the disk
-        would be used afterwards, or if the disk has no room. Raises NoFileDescriptor."""
+        would be used afterwards, or if the disk has no room. Raises NoFileDescriptor, or OSError if the directory
+        cannot be listed."""
         total, free = self._files.disk_usage(self._directory)
         size = self.size_bytes()
         missing = max(size - self._there(), 0)
@@ -154,12 +156,13 @@ class DiskHeadroom:
         self.on_no_space = on_no_space
 
     async def measure_disk(self) -> tuple[int, int]:
-        """Returns (size, free space) of the disk with the data directory, in bytes."""
+        """Returns (size, free space) of the disk with the data directory, in bytes. Raises OSError."""
         return await self._worker.run(self._files.disk_usage, self._directory)
 
     @property
     def no_space(self) -> bool:
-        """Returns whether the last write to the journal or to an entry log found the disk full."""
+        """Returns whether the last checkpoint, or the last block or spare file of the journal, found the disk full, and
+        no later write has found room."""
         return self.flush_blocked or self._journal.no_space
 
     @property

@@ -69,8 +69,8 @@ LOCK_FILE = "lock"
 
 
 class DirectoryVerdict(enum.Enum):
-    """The verdict on a bookie's data directory when the bookie starts. The bookie does not start if the verdict is one
-    of REFUSAL_TEXTS."""
+    """The verdict on a bookie's data directory when the bookie starts. The bookie does not start if REFUSAL_TEXTS has
+    the verdict."""
 
     NEW = "a new bookie"
     FINISH = "a first start that was cut short"
@@ -135,7 +135,8 @@ class DirectoryAtStart(NamedTuple):
 class BookieIdentity(msgspec.Struct, frozen=True):
     """The identity of a bookie whose data directory this process has locked. `known` is the bookie's cookie record as
     it was before this start, `version` its version. `losses` are the reasons why data is known to be missing. The owner
-    must close `lock` when it has ended."""
+    must close `lock` when it has ended. `instance`: the id of the cluster. `place`: the name of the directory in the
+    metadata."""
 
     uuid: bytes
     instance: str
@@ -268,7 +269,8 @@ async def record_bookie_start(
     `end` up to which the journal is synced. If data was lost, the bookie's limbo must be durable before this call.
 
     Raises Unavailable if the cookie record has changed since it was read, because an operator has deleted the bookie or
-    changed its place."""
+    changed its place; and the other errors of `put_record`. If the disk has no room for the cookie file, the start is
+    not counted, which is only logged."""
     known = identity.known
     assert known is not None, "the directory was claimed"
     record = msgspec.structs.replace(
@@ -293,7 +295,7 @@ async def store_journal_position(
     metadata: MetadataStore, identity: BookieIdentity, end: JournalPosition, told: JournalPosition
 ) -> bool:
     """Stores in the bookie's cookie record that the journal is synced up to `end`. The stored position never decreases.
-    Raises the errors of the metadata.
+    Raises the errors of `update_record`.
 
     `told` is the position that this process stored before. Returns True if the record has at least that position.
     Returns False if it has a smaller one, or is missing: then the metadata was replaced by an older copy, or by another

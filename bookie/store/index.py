@@ -266,7 +266,8 @@ class LedgerExtents:
 
 class MissingIndexPages(NamedTuple):
     """The result of `find_extents_of_ledger_in_log` if pages of the index must be read from the disk first. The extents
-    in `pages` and those in `known` together are all extents of the ledger in that log."""
+    in `pages` and those in `known` together are all extents of the ledger in that log. `groups`: how many index groups
+    the log has now."""
 
     log: int
     ledger: int
@@ -371,7 +372,7 @@ class EntryLogIndex:
         return MissingIndexPages(log, ledger, groups, pages, known)
 
     def add_extents_of_ledger(self, run: LedgerExtents) -> None:
-        """Adds the extents of a ledger, which were read from the disk, to the cache."""
+        """Adds `run`, the extents of a ledger in a log, which were read from the disk, to the cache."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
     def is_entry_certainly_absent(self, ledger: int, entry: int) -> bool:
@@ -399,7 +400,7 @@ class EntryLogIndex:
 
     # ------------------------------------------------------------------------------------ tables
     def get_extent_table(self, place: ExtentLocation) -> ExtentTable | None:
-        """Returns the table of an extent; None if the table is not in memory and must be read."""
+        """Returns the table of the extent at `place`; None if the table is not in memory and must be read."""
         if place.extent.entries == 1:
             return make_single_entry_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))
@@ -407,8 +408,8 @@ class EntryLogIndex:
         return found
 
     def add_extent_table(self, place: ExtentLocation, table: ExtentTable) -> None:
-        """Adds the table of an extent, which was read from the disk, to the cache. Does nothing for an extent with one
-        entry, because its table follows from the head of the extent."""
+        """Adds the table of the extent at `place`, which was read from the disk, to the cache. Does nothing for an
+        extent with one entry, because its table follows from the head of the extent."""
         if place.extent.entries == 1:
             return  # it follows from the head
         size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES

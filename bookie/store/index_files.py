@@ -21,8 +21,8 @@ that have not begun here. Guarded by tests/bookie/test_newcomers.py, tests/booki
 **The table of ledgers** (`LedgerTable`) has the ledgers that have not changed lately, as in the ledger index: about 50
 bytes each, sorted, in leaves. A table is never changed. A checkpoint makes a new table in the flush worker: it merges
 what changed into new leaves, and shares the others with the table before. So the event loop never walks over all
-ledgers, and readers keep a whole table. A leaf is up to `2 * LEAF_RECORDS` records of format/ledger_index.py, byte for
-byte: loading is slicing, and a rewrite of the ledger index writes the leaves one after the other.
+ledgers, and readers keep a whole table. A leaf is up to `2 * RECORDS_PER_LEAF` records of format/ledger_index.py, byte
+for byte: loading is slicing, and a rewrite of the ledger index writes the leaves one after the other.
 
 `LedgerTableLoader` makes a table from a ledger index file: each checkpoint appended its ledgers in ascending order,
 later records replace earlier ones. Guarded by tests/bookie/store/test_ledger_table.py.
@@ -338,8 +338,10 @@ class LedgerIndexContent(NamedTuple):
 
 
 class PendingIndexChanges(NamedTuple):
-    """The descriptors and facts that a checkpoint's worker must write to the ledger index. While the worker writes, a
-    descriptor may still change: it may be fenced, and its LAC and last entry may grow."""
+    """The descriptors and facts that a checkpoint's worker must write to the ledger index. `table`: all ledgers as the
+    last checkpoint left them; `settling`: the changed descriptors, by ledger; `changes`: the new facts; `facts`: all
+    facts; `alive`: the number of ledgers and tombstones. While the worker writes, a descriptor may still change: it may
+    be fenced, and its LAC and last entry may grow."""
 
     table: LedgerTable
     settling: dict[int, LedgerDescriptor]
@@ -449,8 +451,8 @@ class LedgerDescriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: LoadedLedgerIndex) -> None:
-        """Sets the descriptors and facts to those that were read from the ledger index. Must be called once, when the
-        store starts."""
+        """Sets the descriptors and facts to those of `loaded`, which was read from the ledger index. Must be called
+        once, when the store starts."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:
@@ -478,8 +480,8 @@ class LedgerDescriptors(StateLog):
         return PendingIndexChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def on_changes_durable(self, settled: LedgerIndexContent) -> dict[int, LedgerDescriptor]:
-        """Called when the changes of a checkpoint are durable. Returns descriptors that are not needed any more; the
-        caller must free them in small steps, because they may be many."""
+        """Called when the changes of a checkpoint are durable: `settled`, which was written. Returns descriptors that
+        are not needed any more; the caller must free them in small steps, because they may be many."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
@@ -579,9 +581,9 @@ class LedgerIndexFile:
         return self._faulty or large
 
     def write(self, unwritten: PendingIndexChanges) -> tuple[LedgerIndexContent, int, int]:
-        """Appends the changes to the file, or writes a new file with all records. Returns (content that was written,
-        generation of the file, its end). The mark must name generation and end. Raises NoSpace if the disk is full;
-        then nothing counts."""
+        """Appends the changes `unwritten` to the file, or writes a new file with all records. Returns (content that was
+        written, generation of the file, its end). The mark must name generation and end. Raises NoSpace if the disk is
+        full, or its subclass NoFileDescriptor if no file descriptor is free; then nothing counts."""
         if self.must_rewrite(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
@@ -595,7 +597,7 @@ class LedgerIndexFile:
 
     def append(self, facts: Sequence[LedgerIndexRecord]) -> tuple[int, int]:
         """Appends these facts alone to the file. Returns (generation, end) of the file, which the mark must name.
-        Raises NoSpace if the disk is full."""
+        Raises NoSpace if the disk is full, or its subclass NoFileDescriptor if no file descriptor is free."""
         return self._append(list(map(ledger_index.encode_ledger_index_record, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
@@ -609,7 +611,8 @@ class LedgerIndexFile:
 
     def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
         """Writes the next generation of the file; `records` are its encoded records, one or more in each buffer.
-        Returns (generation, end) of the new file, which the mark must name. Raises NoSpace if the disk is full."""
+        Returns (generation, end) of the new file, which the mark must name. Raises NoSpace if the disk is full, or its
+        subclass NoFileDescriptor if no file descriptor is free."""
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.LEDGER_INDEX_MAGIC, self._uuid, generation))
         size = disk.replace_file_in_slices(
@@ -647,7 +650,8 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create_ledger_index(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates the file of the ledger index without records and returns it. Raises NoSpace if the disk is full."""
+    """Creates the file of the ledger index without records and returns it. Raises NoSpace if the disk is full, or its
+    subclass NoFileDescriptor if no file descriptor is free."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)

@@ -130,8 +130,9 @@ OnDurable = Callable[[bool], None]
 
 
 class JournalRecordGroup(msgspec.Struct):
-    """A group of journal records: those that were enqueued between two calls of `seal_group`. `done` are the functions
-    to call when the group is written."""
+    """A group of journal records: those that were enqueued between two calls of `seal_group`. `headers` are the headers
+    of the records, `buffers` all bytes to write, `size` the bytes of the records. `done` are the functions to call when
+    the group is written. `sealed_at`: when it was sealed, in seconds of the monotonic clock."""
 
     headers: list[bytes] = []
     buffers: list[Buffer] = []
@@ -155,8 +156,10 @@ def encode_block_buffers(block: WriteBlock[JournalRecordGroup], number: int, sal
 
 
 class Journal:
-    """Writes the journal of one store, in `directory`. The module's docstring states its rule, the order of calls and
-    its bounds."""
+    """Writes the journal of one store, in `directory`. Sizes in bytes: `segment_bytes` of a journal file,
+    `first_segment_bytes` of the first one if there is no spare file, `block_bytes_max` of the records of a block,
+    `queue_bytes_max` of all records that are not synced. At most `spares_max` recycled files are kept. The module's
+    docstring states its rule, the order of calls and its bounds."""
 
     def __init__(
         self,
@@ -216,7 +219,8 @@ class Journal:
     # ------------------------------------------------------------------------------------ life
     async def start(self, previous: JournalPosition) -> None:
         """Begins a new journal file; from then on records may be enqueued. `previous` is the position at which the
-        journal of the last process ends. Raises NoSpace if the disk is full."""
+        journal of the last process ends. Raises NoSpace if the disk is full, OSError if the directory cannot be
+        listed."""
         segments = self._segments
         worker = self._workers[0]
         await worker.run(segments.adopt_spare_files)
@@ -268,8 +272,8 @@ class Journal:
         return self.core.queued_records + len(self.open.headers)
 
     def enqueue_record(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
-        """Adds a record to the group that the next `seal_group` writes. The caller must call `seal_group` in the same
-        turn of the event loop, and must not change the payload any more."""
+        """Adds a record of type `kind` to the group that the next `seal_group` writes. The caller must call
+        `seal_group` in the same turn of the event loop, and must not change the payload any more."""
         header, size = encode_record(kind, ledger, entry, payload)
         group = self.open
         group.headers.append(header)

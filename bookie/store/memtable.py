@@ -130,8 +130,9 @@ class EntryTable:
 
 
 class Memtable:
-    """The entries that are in memory and not yet in an entry log. The active table gets new entries; a second table
-    exists while its entries are written to the log."""
+    """The entries that are in memory and not yet in an entry log. `bytes_max`: the size of a table, in bytes, at which
+    it should be flushed. The active table gets new entries; a second table exists while its entries are written to the
+    log."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

@@ -326,7 +326,7 @@ class ReadAheadStream:
 
     def take_entries(self, count: int, bytes_max: int) -> list[Buffer]:
         """Removes and returns ready entries, in order: at most `count`, of about `bytes_max` bytes together, but at
-        least one if any is ready."""
+        least one if any is ready. Returns [] if none is ready."""
         if not self.ready_entries:
             return []
         before = self._ends[self._at]

@@ -125,7 +125,9 @@ class JournalSegment(msgspec.Struct):
 
 class JournalSegments:
     """Creates, recycles and removes the journal files of a directory. `spares` are the paths of the spare files. A
-    method whose docstring says so waits for the disk and must run in a worker."""
+    spare file has `segment_bytes` bytes; the first journal file, if there is no spare, has `first_segment_bytes`.
+    `filler` is the worker that fills spare files. A method whose docstring says so waits for the disk and must run in a
+    worker."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class JournalSegments:
 
     def adopt_spare_files(self) -> None:
         """Called at a start: takes over the finished spare files of the last process, and removes the unfinished ones.
-        Must run in a worker."""
+        Must run in a worker. Raises OSError if the directory cannot be listed or a file cannot be removed."""
         for name in self._files.list_directory(self._directory):
             path = join_path(self._directory, name)
             if name.startswith(FILLING_PREFIX):
@@ -176,7 +178,8 @@ class JournalSegments:
     def make_segment(self, spare: str, previous: JournalPosition) -> JournalSegment:
         """Makes the journal file that follows the position `previous` and returns it: from the spare file `spare`, or,
         if `spare` is "", from a new small file. Its header and its name are durable. Must run in a worker. Raises
-        NoSpace if the disk is full; then the spare file may be used again."""
+        NoSpace if the disk is full, or its subclass NoFileDescriptor if no file descriptor is free; then the spare file
+        may be used again."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)
@@ -266,8 +269,8 @@ class JournalSegments:
             self._files.remove(path)
 
     def check_disk_room(self, size: int) -> None:
-        """Raises NoSpace if the disk has no room for a file of `size` bytes. Makes such a file and removes it. Must run
-        in a worker."""
+        """Raises NoSpace if the disk has no room for a file of `size` bytes. Makes such a file and removes it. Raises
+        NoFileDescriptor, a NoSpace, if no file descriptor is free. Must run in a worker."""
         path = join_path(self._directory, f"{FILLING_PREFIX}probe")
         try:
             file = self._create(path)
@@ -284,7 +287,7 @@ class JournalSegments:
         mark with this position must be durable. Must run in a worker.
 
         If the process crashes during this call, or if no file descriptor is free, files are left. The next call
-        recycles or removes them."""
+        recycles or removes them. Raises OSError if a file cannot be renamed or removed."""
         for number in _numbers(disk.list_removable_files(self._files, self._directory)):
             if number >= position.journal:
                 continue
@@ -321,8 +324,8 @@ class ReplayedBlock(NamedTuple):
 
 
 class FileDamage(NamedTuple):
-    """Damage in a file: the bytes at `offset` were durable once and cannot be read any more. `reason` says what is
-    wrong."""
+    """Damage in a file: the bytes at `offset` of the file `path` were durable once and cannot be read any more.
+    `reason` says what is wrong."""
 
     path: str
     offset: int
@@ -340,7 +343,7 @@ class _Source(NamedTuple):
 class JournalReader:
     """Reads the blocks of the journal at a start, from the position `start` to the last valid block. `damages` is the
     damage found so far, `end` the position after the last block that counts. Must be used by one worker. The
-    constructor raises ForeignFile or NewerFormat."""
+    constructor raises ForeignFile, NewerFormat or OSError."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, start: JournalPosition) -> None:
         self._files = files
@@ -359,7 +362,8 @@ class JournalReader:
 
     def read_blocks(self, bytes_max: int) -> list[ReplayedBlock]:
         """Reads and returns the next blocks, of about `bytes_max` bytes together. Sets `finished` when there are no
-        more; then the list may be empty. Adds damage that it finds to `damages`."""
+        more; then the list may be empty. Adds damage that it finds to `damages`. Raises OSError if a file cannot be
+        opened or read."""
         found: list[ReplayedBlock] = []
         size = 0
         while size < bytes_max and not self.finished:

@@ -207,8 +207,8 @@ T = TypeVar("T")
 
 
 class DataLossRecord(msgspec.Struct, frozen=True):
-    """The content of the file with the data losses that a start found. `settled`: whether the limbo that follows from
-    them is durable."""
+    """The content of the file with the data losses that a start found: the `reasons` as texts. `settled`: whether the
+    limbo that follows from them is durable."""
 
     reasons: tuple[str, ...]
     settled: bool = False
@@ -242,7 +242,7 @@ class DataLossLog:
 
     def load(self) -> None:
         """Reads the data losses that an earlier start recorded. If the file is damaged, that is another data loss.
-        Raises NewerFormat."""
+        Raises NewerFormat, or OSError if the file cannot be read."""
         if not self._files.exists(self._path):
             return
         try:
@@ -265,13 +265,15 @@ class DataLossLog:
             self.reasons.append(reason)
 
     def write(self) -> None:
-        """Makes the recorded losses durable if there are new ones. Raises NoSpace if the disk is full."""
+        """Makes the recorded losses durable if there are new ones. Raises NoSpace if the disk is full, or its subclass
+        NoFileDescriptor if no file descriptor is free."""
         if self.open and self._durable != (len(self.reasons), False):
             self._write(settled=False)
 
     def mark_limbo_durable(self) -> None:
         """Called after the checkpoint that made the limbo durable. Keeps the reasons in the file, for operators, and
-        sets `open` to False. Raises NoSpace if the disk is full."""
+        sets `open` to False. Raises NoSpace if the disk is full, or its subclass NoFileDescriptor if no file descriptor
+        is free."""
         if self._durable != (len(self.reasons), True):
             self._write(settled=True)
         self.open = False
@@ -294,7 +296,7 @@ class DataLossLog:
 
 def read_or_raise_damaged(path: str, read: Callable[[], T]) -> T:
     """Returns the result of `read`, which reads the file `path`. Raises DamagedFile instead of the OSError if the disk
-    cannot read a sector."""
+    cannot read a sector. Raises other errors of `read` as they are."""
     try:
         return read()
     except OSError as error:

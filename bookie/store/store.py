@@ -106,7 +106,8 @@ class StoreConfig(msgspec.Struct, frozen=True):
 
 
 class StoreWorkers(msgspec.Struct, frozen=True):
-    """The worker threads of one store. Each kind of disk access has its own."""
+    """The worker threads of one store. Each kind of disk access has its own: writes of the journal, checkpoints
+    (`flush`), reads, reads ahead (`ahead`), and compaction."""
 
     journal: tuple[Worker, ...]
     flush: Worker
@@ -132,7 +133,9 @@ class StoreWorkers(msgspec.Struct, frozen=True):
 
 
 class LoadedStore(msgspec.Struct, frozen=True):
-    """The parts of a store after steps 1 to 5 of its start. Everything in them is durable."""
+    """The parts of a store after steps 1 to 5 of its start. Everything in them is durable. `hot` and `cold` write entry
+    logs: for checkpoints, and for compaction. `replayed_records`: the records of the journal that were applied;
+    `torn_bytes`: the bytes at its end that were ignored."""
 
     workers: StoreWorkers
     losses: DataLossLog
@@ -152,8 +155,8 @@ async def load_store(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: RecordedDirectoryState, workers: StoreWorkers
 ) -> LoadedStore:
     """Does steps 1 to 5 of the start of a store: reads and repairs its files and replays the journal. Returns the parts
-    of the store. Raises ForeignFile, NewerFormat or NoSpace, and the errors of `known.upto`. The caller must close the
-    workers."""
+    of the store. Raises ForeignFile, NewerFormat, NoSpace or OSError, and the errors of `known.upto`. The caller must
+    close the workers."""
     files, entries = world.files, join_path(directory, boot.ENTRIES_FOLDER)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_store_files, files, directory, uuid, losses)
@@ -216,8 +219,9 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class CheckpointScheduler:
-    """Makes the checkpoints of one store when they are due. Calls `on_room` after each one, when adds may be admitted
-    again. Also calls it after a checkpoint that found no free file descriptor: adds that wait are then refused."""
+    """Makes the checkpoints of one store when they are due: when the memtable is full, after `journal_bytes` bytes of
+    journal, and after `interval_s` seconds. Calls `on_room` after each one, when adds may be admitted again. Also calls
+    it after a checkpoint that found no free file descriptor: adds that wait are then refused."""
 
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: DiskHeadroom, memtable: Memtable,
@@ -392,8 +396,9 @@ class Store:
         known: RecordedDirectoryState | None = None,
         ports: StoreCallbacks | None = None,
     ) -> Store:  # fmt: skip
-        """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. On a full disk
-        frees the disk reserve and begins again. Raises ForeignFile, NewerFormat or NoSpace, and the errors of
+        """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. `known`: what
+        cookie and metadata say of the directory; `ports`: the functions that the store calls. On a full disk frees the
+        disk reserve and begins again. Raises ForeignFile, NewerFormat, NoSpace or OSError, and the errors of
         `known.upto`."""
         config, known, ports = config or StoreConfig(), known or RecordedDirectoryState(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)
@@ -561,7 +566,8 @@ class Store:
 
     async def leave_limbo(self) -> None:
         """Ends the bookie's limbo, because all lost data was restored or given up. This is durable when the call
-        returns. Raises NoSpace: then limbo continues."""
+        returns. Raises NoSpace: then limbo continues, unless `descriptors.limbo_upto` is -1 already, because only the
+        list of losses could not be deleted."""
         upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
         try:
@@ -644,7 +650,7 @@ class Store:
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` of the ledger are durable here, by memory and the index. Does not
-        read the entries."""
+        read the entries. Special cases are those of `StoredEntryFinder.find_stored_entries`."""
         return await self._held.find_stored_entries(ledger, first, last)
 
     async def read_extent_from_disk(

@@ -92,8 +92,8 @@ class CompactionResult(NamedTuple):
 
 
 class CompactionThrottle:
-    """Limits the bytes a second that a compaction reads and writes. Bytes that are not used now are not allowed
-    later."""
+    """Limits to `bytes_per_s` the bytes a second that a compaction reads and writes. Bytes that are not used now are
+    not allowed later."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self._clock = clock
@@ -108,9 +108,10 @@ class CompactionThrottle:
 
 
 class EntryLogCompactor:
-    """Compacts the entry logs of a store. Calls `settle` to make tombstones durable, and `forget` to close the open
-    files of a log that is removed. Calls `with_room` to run an action; if the disk has no room, `with_room` gives up
-    the disk reserve and runs the action again. Calls `on_bad` after damaged entries were found and quarantined."""
+    """Compacts the entry logs of a store. `hot` is the log's writer that checkpoints use, `cold` the one that gets the
+    moved entries. Calls `settle` to make tombstones durable, and `forget` to close the open files of a log that is
+    removed. Calls `with_room` to run an action; if the disk has no room, `with_room` gives up the disk reserve and runs
+    the action again. Calls `on_bad` after damaged entries were found and quarantined."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
@@ -144,7 +145,7 @@ class EntryLogCompactor:
     # ------------------------------------------------------------------------------------ what there is
     async def list_log_usage(self) -> list[EntryLogUsage]:
         """Returns how much of each entry log is live, in ascending order of log numbers. Leaves out logs that are
-        drained, made meanwhile or removed meanwhile."""
+        drained, made meanwhile or removed meanwhile. Raises OSError if the directory cannot be listed."""
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[EntryLogUsage] = []
@@ -170,8 +171,9 @@ class EntryLogCompactor:
         return {hot.number: (EntryLogState.HOT, hot), cold.number: (EntryLogState.COLD, cold)}
 
     async def plan_compaction(self, policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
-        """Returns for each entry log the action that a compaction would take now, and its reason, in ascending order of
-        log numbers. Changes nothing."""
+        """Returns for each entry log the action that a minor or (`major` True) a major compaction by this policy would
+        take now, and its reason, in ascending order of log numbers. Changes nothing. Raises OSError if the directory
+        cannot be listed."""
         return plan_entry_logs(await self.list_log_usage(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
@@ -179,12 +181,12 @@ class EntryLogCompactor:
         self, policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda *numbers: None,
     ) -> CompactionResult:  # fmt: skip
-        """Deletes the logs without living entries; with a `policy`, also compacts logs. `roll`: first closes open logs
-        with few living bytes, so that they can be compacted. Returns what was done. Waits for a compaction that is
-        running.
+        """Deletes the logs without living entries; with a `policy`, also compacts logs, in a minor or (`major` True) a
+        major compaction. `roll`: first closes open logs with few living bytes, so that they can be compacted. Returns
+        what was done. Waits for a compaction that is running.
 
-        A log that the disk has no room to move stays. Raises NoSpace if the disk has no room for the deletions, and
-        DamagedFile if an index is found damaged during a move."""
+        A log that the disk has no room to move stays. Raises NoSpace if the disk has no room for the deletions,
+        DamagedFile if an index is found damaged during a move, and OSError if a file cannot be read or removed."""
         async with self._lock:
             before = dict(self.counters)
             deleted, compacted = await self._run(policy or _DELETE, major, roll, on_progress)

@@ -159,14 +159,15 @@ def remove_log_files(files: Files, directory: str, number: int) -> None:
     """Removes the log file and the index file of a log, without a sync. The log must be drained, or the mark must not
     name it. If a crash brings the files back, the next start removes them again.
 
-    The next start can do so because `DrainedEntryLog` facts are kept for ever."""
+    The next start can do so because `DrainedEntryLog` facts are kept for ever. Raises OSError if a file cannot be
+    removed."""
     remove_log_data_file(files, directory, number)
     _remove(files, join_path(directory, entry_log_index_file_name(number)))
 
 
 def remove_log_data_file(files: Files, directory: str, number: int) -> None:
-    """Removes the log file of a log, without a sync. Keeps its index file, which says which entries the log
-    contained."""
+    """Removes the log file of a log, without a sync. Keeps its index file, which says which entries the log contained.
+    Raises OSError if it cannot be removed."""
     _remove(files, join_path(directory, entry_log_file_name(number)))
 
 
@@ -214,8 +215,9 @@ class EntryLogReader:
     def read_entries(
         self, place: ExtentLocation, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
     ) -> ExtentReadResult:
-        """Reads `entry` and the entries after it from an extent, with one read of the file: at most `count` consecutive
-        entries, of about `bytes_max` bytes together. `table` is the extent's table; None: reads it too.
+        """Reads `entry` and the entries after it from the extent at `place` and returns them, with one read of the
+        file: at most `count` consecutive entries, of about `bytes_max` bytes together. `table` is the extent's table;
+        None: reads it too.
 
         Stops before the first record that is damaged, or that contains another entry than the index says. Raises
         OSError if a file cannot be read."""
@@ -241,8 +243,8 @@ class EntryLogReader:
         return ExtentReadResult(table, entries, damaged)
 
     def read_table(self, place: ExtentLocation) -> index.ExtentTable | None:
-        """Reads the table of an extent from the log's index file and returns it. Returns None if the table is damaged.
-        Raises OSError if the file cannot be read."""
+        """Reads the table of the extent at `place` from the log's index file and returns it. Returns None if the table
+        is damaged. Raises OSError if the file cannot be read."""
         data = self._file(entry_log_index_file_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table_if_intact(place.extent, data)
 
@@ -300,8 +302,8 @@ class EntryLogReader:
 # A walk over the records of one extent, one after the other, without its table: for the scrubber. In a worker.
 #
 # `run_step` reads about SCAN_SLICE_BYTES and checks every record in it: checksum, ledger, entry (ascending), and the
-# entry's own checksum. It returns the bytes read, 0 at the end. Then `is_whole` says whether the extent agrees with its
-# head in the index, and `entries` and `offsets` are the right content of its table.
+# entry's own checksum. It returns the bytes read, 0 at the end. Then `has_all_records` says whether the extent agrees
+# with its head in the index, and `entries` and `offsets` are the right content of its table.
 
 
 SCAN_SLICE_BYTES = 256 << 10
@@ -310,7 +312,8 @@ _CHECKED = ENTRY_HEADER_STRUCT.size - 4
 
 class ExtentScan:
     """Reads and verifies the records of one extent, one slice per call of `run_step`, in a worker. At the end,
-    `is_whole` says whether the extent has exactly the good records that its head in the index promises."""
+    `has_all_records` says whether the extent has exactly the good records that its head in the index promises. The
+    constructor raises OSError if the log cannot be opened, such as FileNotFoundError."""
 
     def __init__(self, files: Files, path: str, extent: Extent) -> None:
         self._file = files.open(path, write=False)

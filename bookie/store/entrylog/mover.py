@@ -92,7 +92,8 @@ class EntryLogState(enum.Enum):
 
 
 class LiveLedger(NamedTuple):
-    """A ledger that is not deleted and has entries in an entry log, which must therefore be kept."""
+    """A ledger that is not deleted and has entries in an entry log, which must therefore be kept. `live_bytes`: the
+    bytes of its records in that log."""
 
     ledger: int
     live_bytes: int
@@ -100,7 +101,8 @@ class LiveLedger(NamedTuple):
 
 class EntryLogUsage(NamedTuple):
     """How much of an entry log is live: the size of its two files, of all its records, and of the records of living
-    ledgers, in bytes. `plan_entry_logs` decides by these values."""
+    ledgers, in bytes. `plan_entry_logs` decides by these values. `readable`: False if its index is damaged, so that the
+    live bytes are not known."""
 
     log: int
     state: EntryLogState
@@ -146,7 +148,8 @@ class CompactionPolicy(NamedTuple):
 
 
 def plan_entry_logs(logs: Sequence[EntryLogUsage], policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
-    """Chooses the action for each entry log. Returns one plan for each log, in the order of `logs`."""
+    """Chooses the action for each entry log in a minor or (`major` True) a major compaction, by the limits of `policy`.
+    Returns one plan for each log, in the order of `logs`."""
     closed = [log for log in logs if log.state is EntryLogState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
@@ -177,8 +180,8 @@ def group_logs_to_move(
     moves: Sequence[EntryLogUsage], bytes_max: int, extents_max: int, logs_max: int
 ) -> list[list[EntryLogUsage]]:
     """Divides the logs to be compacted into groups. Within a group the living bytes, the living extents and the number
-    of logs are within the limits. A log that exceeds the limits alone is a group of its own. Logs with a small live
-    share come first."""
+    of logs are at most `bytes_max`, `extents_max` and `logs_max`. A log that exceeds the limits alone is a group of its
+    own. Logs with a small live share come first."""
     groups: list[list[EntryLogUsage]] = []
     size = extents = 0
     for log in sorted(moves, key=lambda log: (log.live_share, log.log)):
@@ -196,7 +199,7 @@ def group_logs_to_move(
 # The live bytes of an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
 #
 # `LogUsageCounter` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory
-# and does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living
+# and does not block the interpreter. The plan decides from its `usage_so_far`. The number of living
 # ledgers is exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in
 # many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
 
@@ -217,8 +220,9 @@ class DeletedLedgers:
 
 
 class LogUsageCounter:
-    """Counts the living bytes of one entry log, one part of its index per call of `run_step`; then `facts` has the
-    result. `opened`: the committed ends of the log's files; None: the log is closed. Must be used in a worker."""
+    """Counts the living bytes of one entry log, one part of its index per call of `run_step`; then `usage_so_far` has
+    the result. `opened`: the committed ends of the log's files; None: the log is closed. `deleted`: the ledgers whose
+    bytes do not count as living. Must be used in a worker."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: EntryLogState, opened: OpenLogEnds | None,
@@ -276,7 +280,7 @@ class LogUsageCounter:
 
 
 def file_size(files: Files, path: str) -> int:
-    """Returns the size of a file in bytes; 0 if the file does not exist."""
+    """Returns the size of a file in bytes; 0 if the file does not exist. Raises OSError if it cannot be opened."""
     return disk.read_file_size(files, path) if files.exists(path) else 0
 
 
@@ -304,7 +308,7 @@ class EntryMover:
     """Copies the records of living ledgers from closed entry logs to the cold log (the log that gets the entries that
     compaction moves), one slice per call of `run_step`. Must be used in a worker. `live_bytes` are the bytes to move,
     after all extents are listed; `moved_bytes` and `records` count what was moved. `bad` are entries of which no good
-    copy was found."""
+    copy was found. `sources`: the numbers of the closed logs; `deleted`: the ledgers that are not copied."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
@@ -334,7 +338,7 @@ class EntryMover:
     # ------------------------------------------------------------------------------------ listing
     def list_more_extents(self) -> bool:
         """Lists more of the extents that must be moved, one part per call. Returns False when all of them are listed.
-        Raises DamagedFile if an index is damaged."""
+        Raises DamagedFile if an index is damaged, OSError if it cannot be read."""
         if next(self._listing, None) is not None:
             return True
         self._packed.sort()
@@ -351,7 +355,8 @@ class EntryMover:
     # ------------------------------------------------------------------------------------ moving
     def run_step(self) -> int:
         """Reads and verifies more records; when enough records were read, writes and syncs them. Returns the number of
-        bytes read and written; 0: everything is moved. Raises NoSpace if the disk is full."""
+        bytes read and written; 0: everything is moved. Raises NoSpace if the disk is full; DamagedFile or OSError if
+        the index of a damaged extent cannot be read."""
         before = self._read
         while self._read - before < READ_STEP_BYTES and next(self._moving, False):
             pass

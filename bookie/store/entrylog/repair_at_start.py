@@ -53,8 +53,8 @@ from .files import entry_log_file_name, entry_log_index_file_name
 #
 # Consecutive records of one ledger in ascending order become one extent, as a flush would have written them; groups of
 # about ENTRIES_PER_GROUP entries bound the memory. The file is made under a temporary name, synced, renamed: a crash
-# leaves the old index or the new one. A log that lost its end is cut there, so that index and log agree again. All of
-# it runs in a worker. Guarded by tests/bookie/store/test_rebuild.py.
+# leaves the old index or the new one. A log that lost its end is cut there, so that index and log agree again.
+# All of it runs in a worker. Guarded by tests/bookie/store/test_rebuild.py.
 
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
@@ -267,7 +267,7 @@ class EntryLogRepairAtStart:
     """Repairs the entry logs when a store starts: compares their files with the checkpoint mark, cuts what is not
     committed, and rebuilds damaged indexes. After `open`, `facts` must be recorded: entries that are known to be lost,
     and logs that are gone. `gone` has the ledgers of each log that is missing and whose index is there, by the log's
-    path."""
+    path. `drained`: the numbers of the drained logs, whose files are removed."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class EntryLogRepairAtStart:
 
     def open(self) -> list[LoadedIndexGroup]:
         """Repairs the entry logs. Returns the groups of all their index files. Records every data loss durably before
-        it changes a file. Must run in a worker. Raises ForeignFile, NewerFormat or NoSpace."""
+        it changes a file. Must run in a worker. Raises ForeignFile, NewerFormat, NoSpace or OSError."""
         self._take_inventory()
         self._losses.write()
         self._tidy()

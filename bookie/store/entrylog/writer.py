@@ -77,8 +77,9 @@ class _Open:
 
 
 class EntryLogWriter:
-    """Appends records to an entry log and to its index file. Begins the next log when one is full. Its methods wait for
-    the disk and must run in a worker, in the order of the module's docstring."""
+    """Appends records to an entry log and to its index file. Begins the next log, with a number of `numbers`, before
+    one would have more than `log_bytes_max` bytes. Allocates disk space in steps of `allocate_bytes` bytes. Its methods
+    wait for the disk and must run in a worker, in the order of the module's docstring."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, numbers: LogNumberSequence, *, log_bytes_max: int,
@@ -109,7 +110,8 @@ class EntryLogWriter:
 
     def ensure_room(self, size: int) -> None:
         """Makes sure that the open log has room for `size` more bytes on the disk. Begins another log if this one would
-        become too large. Raises NoSpace if the disk is full."""
+        become too large. Raises NoSpace if the disk is full, or its subclass NoFileDescriptor if no file descriptor is
+        free."""
         current = self._open
         if (
             current is not None
@@ -216,8 +218,9 @@ class EntryLogWriter:
         current.tail = bytes(block[size - size % DIRECT_ALIGNMENT : size])
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> WrittenEntries:
-        """Writes and syncs the index group of all records that were appended since `ensure_room`. Returns the result,
-        which the caller must commit with a checkpoint mark. Raises NoSpace if the disk is full."""
+        """Writes and syncs the index group of all records that were appended since `ensure_room`: `extents`, in
+        ascending order of ledgers, and their encoded `tables`. Returns the result, which the caller must commit with a
+        checkpoint mark. Raises NoSpace if the disk is full."""
         current = self._open
         assert current is not None
         group = index.encode_index_group(extents, tables)
@@ -283,7 +286,7 @@ class MemtableFlush:
 
     def start(self) -> None:
         """Makes sure that the hot log has room for the table, and begins another log if necessary. Raises NoSpace if
-        the disk is full."""
+        the disk is full, or its subclass NoFileDescriptor if no file descriptor is free."""
         table = self._table
         overhead = ENTRY_MEMORY_BYTES - entry_log.RECORD_HEADER_BYTES
         self._bytes = table.size_bytes - table.entries * overhead
