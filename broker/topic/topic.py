@@ -687,7 +687,7 @@ class ProducerRegistry:
         self._here.clear()
 
 
-PRODUCER_NAMES_BYTES_MAX = 64 << 10
+SUBSCRIPTION_NAMES_BYTES_MAX = 64 << 10
 """Most bytes of the names of subscriptions in a topic's record, a sixteenth of what a record holds; with more it names
 none."""
 RECORD_LOST_PROPERTY = "magnetar.record-lost-ms"
@@ -775,7 +775,7 @@ class SubscriptionRegistry:
         names = (
             () if self._topic.is_going else tuple(sorted(new.union(each.name for each in self.durable_subscriptions())))
         )
-        return names if sum(len(each.encode()) for each in names) <= PRODUCER_NAMES_BYTES_MAX else None
+        return names if sum(len(each.encode()) for each in names) <= SUBSCRIPTION_NAMES_BYTES_MAX else None
 
     def add_subscription(self, subscription: Subscription) -> Subscription:
         """Adds a subscription to the topic, and applies the topic's policies to it. Returns the subscription."""

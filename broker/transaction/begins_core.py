@@ -80,7 +80,7 @@ from .state_core import (
 # Guards: tests/broker/transaction/test_coordinator_walk.py.
 
 
-BEGIN_RECORD_BYTES_MAX = 4 << 20
+COMMIT_RECORD_BYTES_MAX = 4 << 20
 """Largest estimated size of a commit record in bytes: a record must fit into one entry of the ledger."""
 
 
@@ -204,8 +204,9 @@ class TransactionEndDecider:
             )
         found = [said.get(topic) or Participant(topic, 0) for topic in live.participants]
         size = sum(len(each.topic) + 100 for each in found)
-        if size > BEGIN_RECORD_BYTES_MAX:
-            raise InvalidRequest(f"a commit of {len(found)} participants is larger than {BEGIN_RECORD_BYTES_MAX} bytes")
+        if size > COMMIT_RECORD_BYTES_MAX:
+            why = f"a commit of {len(found)} participants is larger than {COMMIT_RECORD_BYTES_MAX} bytes"
+            raise InvalidRequest(why)
         return found
 
     # ------------------------------------------------------------------ of an administrator
@@ -342,7 +343,7 @@ class SinkBatchDecider:
                 raise self._table.make_abort_error(txn)
         self._check_batch(intent, live)
         shares = {each.txn: self._ends.match_reported_participants(each, intent.txns[each.txn], now) for each in live}
-        if sum(len(each) for each in shares.values()) * 40 > BEGIN_RECORD_BYTES_MAX:
+        if sum(len(each) for each in shares.values()) * 40 > COMMIT_RECORD_BYTES_MAX:
             raise InvalidRequest(f"a batch of {len(shares)} transactions has too many participants for one record")
         for each in live:
             each.phase = TransactionPhase.COMMITTING

@@ -75,7 +75,7 @@ from .state_core import CoordinatorState
 COORDINATOR_MAGIC = b"MX"
 SNAPSHOT_KIND, SNAPSHOT_END_KIND, RECORDS_KIND = 1, 2, 3
 ENTRY_BYTES_TARGET = 1 << 20
-"""Bytes of an entry, which ends after the record that reaches them; a record has at most about BEGIN_RECORD_BYTES_MAX
+"""Bytes of an entry, which ends after the record that reaches them; a record has at most about COMMIT_RECORD_BYTES_MAX
 (broker/transaction/begins_core.py)."""
 
 _HEAD = struct.Struct(">2sBBI")
@@ -160,7 +160,7 @@ ROLL_STEPS = ("create", "append", "name", "delete")
 
 ROLL_AFTER_BYTES = 16 << 20
 """Size in bytes after which a ledger is rolled, if that is more than twice its snapshot: a take-over reads it all."""
-_DATABASE_ERROR_ADVICE = (
+_LOST_COORDINATOR_ADVICE = (
     ": the outcomes of its transactions are not known, so what is open stays open, and it begins none. Restore the "
     "metadata from a copy that has it"
 )
@@ -218,13 +218,13 @@ class CoordinatorLog:
         if self._found is None:
             fixed = await get_record(self._metadata, paths.TRANSACTION_SETTINGS, TransactionsRecord)
             if fixed is not None and self.number in fixed[0].begun:
-                raise DataLost(f"the record of coordinator {self.number} is missing{_DATABASE_ERROR_ADVICE}")
+                raise DataLost(f"the record of coordinator {self.number} is missing{_LOST_COORDINATOR_ADVICE}")
             return
         try:
             self._record = decode_record(self._found.value, CoordinatorRecord, self._path)
         except DamagedRecord as error:
             raise DataLost(
-                f"the record of coordinator {self.number} is damaged: {error}{_DATABASE_ERROR_ADVICE}"
+                f"the record of coordinator {self.number} is damaged: {error}{_LOST_COORDINATOR_ADVICE}"
             ) from error
 
     async def recover_ledger(self) -> None:

@@ -14,7 +14,7 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
   Which pieces of the state have changed since they were stored is in `changed_chunks`: a `CursorChunkKey` each, the
   unit that is written again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites
   nothing.
-- A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `set_batch_size_if_unknown` decides
+- A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `set_batch_size` decides
   when it is read.
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
   `counts_first` the count belongs to the first unacknowledged message of the entry, because no program has received the
@@ -257,9 +257,9 @@ class Cursor:
         elif not bits:
             self._forget_partial(position)
             return False
-        return self.set_batch_size_if_unknown(position, partial.size)
+        return self.set_batch_size(position, partial.size)
 
-    def set_batch_size_if_unknown(self, position: Position, size: int) -> bool:
+    def set_batch_size(self, position: Position, size: int) -> bool:
         """Sets the number of messages in a batch, once the entry was read; `size` 0 means that it is not known, and
         acknowledges nothing. If each of its messages is acknowledged already, acknowledges the whole entry and returns
         True; else returns False. Returns False also if the entry is pending in a transaction as a whole: a commit

@@ -447,7 +447,7 @@ def _acknowledged(
 ) -> EntrySkipReason | None:
     position = entry.position
     if cursor.partial:
-        cursor.set_batch_size_if_unknown(position, entry.count)
+        cursor.set_batch_size(position, entry.count)
     if position > cursor.mark and not (cursor.acked and cursor.is_acked(position)):
         return None
     if waited:
@@ -457,7 +457,7 @@ def _acknowledged(
 
 def _pending(cursor: Cursor, policy: DispatchPolicy, entry: DispatcherEntry, waited: bool) -> EntrySkipReason | None:
     position = entry.position
-    cursor.set_batch_size_if_unknown(position, entry.count)
+    cursor.set_batch_size(position, entry.count)
     if not cursor.is_acked_or_pending(position):
         return None
     if waited:

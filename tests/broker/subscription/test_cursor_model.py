@@ -185,7 +185,7 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(entry=Entries)
     def its_size_becomes_known(self, entry: int) -> None:
-        self.cursor.set_batch_size_if_unknown(POSITIONS[entry], BATCH)
+        self.cursor.set_batch_size(POSITIONS[entry], BATCH)
 
     @rule(entry=Entries)
     def ack_up_to(self, entry: int) -> None:

@@ -11,7 +11,7 @@ from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.log.managed_ledger import topic_path as topic_path
 from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.broker.topic.storage import DurableTopicStorage
-from magnetar.broker.topic.topic import PRODUCER_NAMES_BYTES_MAX, RECORD_LOST_PROPERTY, Topic
+from magnetar.broker.topic.topic import RECORD_LOST_PROPERTY, SUBSCRIPTION_NAMES_BYTES_MAX, Topic
 from magnetar.metadata.records import CursorRecord
 from magnetar.metadata.sqlite import LocalSession
 from magnetar.metadata.store import ANY_VERSION, CheckNodeVersion, CommitOperation, DeleteNode, get_record
@@ -183,7 +183,7 @@ async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_lis
     topic = await running.brokers[0].topic_manager.load_topic(NAME)
     await topic.registry.subscribe("kept")
     assert topic.log.record.subscriptions == ("kept", "lost")
-    for number in range(PRODUCER_NAMES_BYTES_MAX // 200 + 1):
+    for number in range(SUBSCRIPTION_NAMES_BYTES_MAX // 200 + 1):
         if topic.log.record.subscriptions is None:
             break
         await topic.registry.subscribe(f"{number:0200d}")

@@ -161,7 +161,7 @@ def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() ->
 def test_the_size_of_a_batch_may_come_later() -> None:
     cursor = cursor_on(shape_of(2))
     assert not cursor.ack_messages_of_batch(Position(10, 0), bits_of_indexes([0, 1, 2]))
-    assert not cursor.set_batch_size_if_unknown(Position(10, 0), 4)
+    assert not cursor.set_batch_size(Position(10, 0), 4)
     assert cursor.ack_messages_of_batch(Position(10, 0), bits_of_indexes([3]))
     assert cursor.mark == (10, 0)
 

@@ -356,10 +356,10 @@ def test_a_batch_whose_messages_are_all_acknowledged_is_whole_when_the_cumulativ
     cursor, batch = Cursor(shape, CursorState(shape.start_position)), Position(10, 1)
     cursor.ack_messages_of_batch(batch, 0b111)
     assert up_to(cursor, shape, X, Position(10, 2), 0, 1) is None
-    assert not cursor.set_batch_size_if_unknown(batch, BATCH)
+    assert not cursor.set_batch_size(batch, BATCH)
     cursor.check()
     pending_acks.settle_transactional_acks(cursor, X, committed=committed)
-    assert cursor.set_batch_size_if_unknown(batch, BATCH) is not committed
+    assert cursor.set_batch_size(batch, BATCH) is not committed
     assert cursor.is_acked(batch)
     assert cursor.mark == (Position(10, 2) if committed else shape.start_position)
     cursor.check()
