@@ -158,7 +158,7 @@ class PartitionConsumer:
 
     def remember_failure(self, position: Position, failure: Failure) -> None:
         """Records why a message of the entry at `position` was given back, for its redelivery and its dead letter.
-        Keeps the latest FAILURES_MAX entries. May be called from any thread."""
+        Keeps the latest REMEMBERED_FAILURES_MAX entries. May be called from any thread."""
         with self._failures_lock:
             self._failures.pop(position, None)
             self._failures[position] = failure

@@ -124,7 +124,9 @@ class ClientHalfMessages:
         the topic and the encoded entry of each message, 1 to HALF_MESSAGES_MAX. `check_after`: seconds after which the
         group may be asked for a decision (0: the cluster's default). If this is cancelled, or gets no answer in time, a
         half message that was stored is rolled back. Raises InvalidConfiguration for a wrong value, MessageTooBig above
-        HALF_BYTES_MAX, AlreadyClosed after the close of the client."""
+        HALF_BYTES_MAX, AlreadyClosed after the close of the client, and the error of the coordinator as an exception of
+        the SDK: Timeout or ConnectError if there is no answer in time, ServiceUnitNotReady if the group has too many
+        undecided half messages."""
         check_parameters(HALF_CHECKS, {"group": group, "check_key": check_key, "check_after": check_after})
         if not 1 <= len(messages) <= HALF_MESSAGES_MAX:
             raise WrongValue(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(messages)}")
