@@ -246,8 +246,9 @@ class Client(ClosedAfterAsyncWith):
         """Commits the prepared transactions of a batch together; each batch number of a sink is committed once. Returns
         COMMITTED, or ALREADY if the sink has committed the batch before. Raises TransactionAborted if one of the
         transactions is aborted: then none is committed. Raises SinkFenced if another query writes to the sink. Raises
-        Timeout if no coordinator answers: call `commit_batch` again, or ask `sink_status`. Raises InvalidConfiguration
-        for a wrong parameter, AlreadyClosed if the client is closed."""
+        OutcomeUnknown if the commit got no answer in time: call `commit_batch` again, or ask `sink_status`. Raises
+        InvalidConfiguration for a wrong parameter, AlreadyClosed if the client is closed, Timeout or ConnectError if no
+        coordinator was reached."""
         check_parameter("batch", batches.BATCH_CHECK, batch)
         batch.check()
         check_parameter("txn_ids", TXN_IDS_CHECK, txn_ids)

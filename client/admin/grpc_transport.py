@@ -482,7 +482,8 @@ ArgumentChecks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 def make_operation_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     """Returns a method of AdminClient for `row`, a row of the table of operations. The method checks its arguments,
-    does the operation and returns the answer, as a list if the answer is a tuple."""
+    does the operation and returns the answer, as a list if the answer is a tuple. It raises TypeError for arguments
+    that do not fit its signature, InvalidName for a malformed name, and the errors of the transport."""
     signature, checks = make_method_signature(row)
     is_list = ANSWER_TYPES[row.name].startswith("tuple[")
 
