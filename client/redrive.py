@@ -20,7 +20,7 @@ messages of their topics are not delivered before the transaction ends.
 | encrypted, alone in its entry, and this client has no key | there too, as it is: its bytes are not opened |
 | encrypted, in a batch or a chunk, and this client has no key | nowhere: it stays |
 | its topic does not exist any more, is terminated or refuses its schema | nowhere: it stays, and no topic is made |
-| went back TIMES_MAX times already | nowhere, unless `force` |
+| went back REDRIVES_MAX times already | nowhere, unless `force` |
 | not asked for by `subscription` or `where`; or no dead letter | nowhere: it stays, and a later redrive may take it |
 
 **Only one subscription gets it**: the copy is alone in its entry and has the property REDRIVEN_TO. Because of this
@@ -121,7 +121,7 @@ class RedriveOptions:
     """The options of a run: which letters go back, and to which topic. `subscription`: only letters that came from this
     subscription. `where`: only letters that match this filter. `limit`: at most that many letters (0: all). `rate`:
     letters per second (0: no limit). `dry_run`: nothing is sent or acknowledged. `force`: also letters that went back
-    TIMES_MAX times. `to`: the letters go to this topic instead of their own, to all its subscriptions. `to_all`: the
+    REDRIVES_MAX times. `to`: the letters go to this topic instead of their own, to all its subscriptions. `to_all`: the
     letters go to all subscriptions of their own topic."""
 
     subscription: str = ""
@@ -193,8 +193,9 @@ class Redrive:
 
     async def run(self) -> AsyncIterator[RedriveResult]:
         """Sends the letters back, and yields the result so far after each transaction. Must be called once. Raises
-        TopicNotFound or Unauthorized of a topic, ConsumerBusy if another redrive of the topic runs, and the errors of a
-        producer. What was committed before such an error stays committed."""
+        TopicNotFound or Unauthorized of a topic; ConsumerBusy if another redrive of the topic runs; TransactionAborted
+        or TransactionConflict after several aborts in a row; the errors of a producer, of the admin client and of a
+        commit, such as Unavailable or OutcomeUnknown. What was committed before such an error stays committed."""
         if self._to is not None:
             await self._client.connections.fetch_partition_count(self._to, create=False)
         parts = await self._admin.parts(self._topic.full)

@@ -44,8 +44,9 @@ async def topics(self: OperationCaller, namespace: str = "public/default", *, pa
     """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of
     each partition in place of the name of its topic.
 
-    Non-persistent topics are included if they have partitions or are in use. Raises TenantNotFound or NamespaceNotFound
-    if there is no such namespace; a caller who does not administer the tenant gets an empty list then."""
+    Non-persistent topics are included if they have partitions or are in use. Raises TenantNotFound or
+    NamespaceNotFound if there is no such namespace; a caller who does not administer the tenant gets an empty list
+    then."""
     return await self._all(op.LIST_TOPICS, namespace=to_full_namespace_name(namespace), partitions=partitions)
 
 
@@ -58,9 +59,9 @@ async def update_topic(self: OperationCaller, topic: str, *, partitions: int) ->
 
 async def delete_topic(self: OperationCaller, topic: str, *, force: bool = False) -> None:
     """Deletes a topic with all its partitions. Raises Busy if the topic has producers or subscriptions, unless
-    `force` is true; TransactionsOpen if prepared transactions have messages there, or open ones and `force` is false;
-    TopicNotFound if there is no such topic. A topic of the same name that another program creates in the meantime is
-    not deleted."""
+    `force` is true; TransactionsOpen if prepared transactions have messages there, or open ones and `force` is
+    false; TopicNotFound if there is no such topic. A topic of the same name that another program creates in the
+    meantime is not deleted."""
     name = to_full_topic_name(topic)
     meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
     await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
@@ -92,9 +93,9 @@ async def create_schedule(
     second or more; or `at_ms`, a single time in ms since the epoch. `missed` says what happens to times at which no
     broker could publish: "skip" drops them, "last" makes up for the latest, "all" for the latest 100.
 
-    Raises AlreadyExists if the topic has a schedule of that name; InvalidRequest if a value is wrong, or the schedule
-    would never fire; NotAllowed if the topic is not persistent or is a single partition, or the namespace has its
-    maximum of schedules; TopicNotFound if there is no such topic."""
+    Raises AlreadyExists if the topic has a schedule of that name; InvalidRequest if a value is wrong, or the
+    schedule would never fire; NotAllowed if the topic is not persistent or is a single partition, or the namespace
+    has its maximum of schedules; TopicNotFound if there is no such topic."""
     await self._call(
         op.CREATE_SCHEDULE, topic=to_full_topic_name(topic), name=name, cron=cron, every_ms=round(1000 * every_s),
         at_ms=at_ms, zone=zone, payload=payload, key=key, properties=dict(properties or {}), missed=missed,
@@ -108,8 +109,8 @@ async def schedules(self: OperationCaller, topic: str) -> list[values.ScheduleSt
 
 
 async def owner(self: OperationCaller, topic: str) -> str:
-    """Returns HOST:PORT of the broker that owns the topic. `topic`: a partition, or a topic without partitions. Raises
-    the errors that AdminClient lists, such as Unavailable if no broker can own the topic now."""
+    """Returns HOST:PORT of the broker that owns the topic. `topic`: a partition, or a topic without partitions.
+    Raises the errors that AdminClient lists, such as Unavailable if no broker can own the topic now."""
     return await self._call(op.LOOKUP_TOPIC, topic=to_full_topic_name(topic))
 
 
@@ -124,9 +125,9 @@ async def offsets(
     subscription that does not exist is created at the earliest message. `aborted_in`: a range of indexes (first,
     end), without `end`, in which the answer counts messages of aborted transactions.
 
-    `incarnation`: a number of the topic, which is another one after the topic was deleted and created again: that of an
-    earlier answer, or 0 for any. Raises TopicNotFound if the topic does not exist, or was created again since that
-    answer, because its indexes mean other messages then."""
+    `incarnation`: a number of the topic, which is another one after the topic was deleted and created again: that
+    of an earlier answer, or 0 for any. Raises TopicNotFound if the topic does not exist, or was created again since
+    that answer, because its indexes mean other messages then."""
     return await self._call(
         op.OFFSETS, topic=to_full_topic_name(topic), publish_times_ms=tuple(publish_times_ms),
         subscription=subscription,
@@ -135,16 +136,16 @@ async def offsets(
 
 
 async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = False) -> values.TopicStats:
-    """Returns the statistics of one partition, or of a topic without partitions. Backlogs are counted in messages if
-    `precise` is true, else in entries. Raises TopicNotFound if there is no such topic."""
+    """Returns the statistics of one partition, or of a topic without partitions. Backlogs are counted in messages
+    if `precise` is true, else in entries. Raises TopicNotFound if there is no such topic."""
     return await self._call(op.TOPIC_STATS, topic=to_full_topic_name(topic), precise_backlog=precise)
 
 
 async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.TopicStats]:
     """Returns the statistics of all topics of a namespace, sorted by name: one value for each partition and each
     topic without partitions. The field `oldest_ms` is not set. Sends one request to each broker, more if there are
-    many topics, and one for each topic that no broker reported. Raises TenantNotFound or NamespaceNotFound if there is
-    no such namespace."""
+    many topics, and one for each topic that no broker reported. Raises TenantNotFound or NamespaceNotFound if there
+    is no such namespace."""
     found = await _ask_owners(self, namespace, brief=False)
     return [each for each in found if isinstance(each, values.TopicStats)]
 
@@ -167,8 +168,8 @@ def _shorten_stats(found: values.TopicStats) -> values.BriefTopicStats:
 async def _ask_owners(
     self: OperationCaller, namespace: str, *, brief: bool
 ) -> list[values.TopicStats | values.BriefTopicStats]:
-    """Asks each broker for the statistics of its topics of a namespace, and returns them, sorted by name. If `brief`,
-    those of an older broker, and of a topic that is asked for alone, are TopicStats nevertheless."""
+    """Asks each broker for the statistics of its topics of a namespace, and returns them, sorted by name. If
+    `brief`, those of an older broker, and of a topic that is asked for alone, are TopicStats nevertheless."""
     found = dict[str, values.TopicStats | values.BriefTopicStats]()
     asked = {"namespace": to_full_namespace_name(namespace), "brief": brief}
     page, names = await asyncio.gather(
@@ -194,8 +195,8 @@ async def _pages(
     page: values.NamespaceStats | None,
     found: dict[str, values.TopicStats | values.BriefTopicStats],
 ) -> None:
-    """Adds the topics that `broker` serves to `found`. `asked`: the request but for where its page begins; `page`: the
-    first page, if it is there already. Topics that fail are left to single requests."""
+    """Adds the topics that `broker` serves to `found`. `asked`: the request but for where its page begins; `page`:
+    the first page, if it is there already. Topics that fail are left to single requests."""
     after = ""
     while True:
         if page is None:
@@ -217,8 +218,8 @@ async def skip_lost(
     only in the ledger `ledger_id`. Returns the ranges that are skipped now, and the subscriptions concerned.
     Unloads the topic.
 
-    Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true; InvalidRequest if
-    the topic is not persistent, or `forgotten` is another text; TopicNotFound if there is no such topic. Skipped
+    Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true; InvalidRequest
+    if the topic is not persistent, or `forgotten` is another text; TopicNotFound if there is no such topic. Skipped
     entries stay skipped, even if such a replica comes back.
 
     The field `forgotten` of the result names the transactions whose outcomes are lost, which hold back all later
@@ -240,16 +241,16 @@ async def terminate_topic(self: OperationCaller, topic: str) -> MessageId:
 
 
 async def last_message_id(self: OperationCaller, topic: str) -> MessageId:
-    """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message. Raises TopicNotFound if
-    there is no such topic."""
+    """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message. Raises TopicNotFound
+    if there is no such topic."""
     found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=to_full_topic_name(topic))
     return found
 
 
 async def message_id_by_time(self: OperationCaller, topic: str, publish_time_ms: int) -> MessageId:
     """Returns the id of the first message that a broker stored at `publish_time_ms`, in ms since the epoch by its
-    clock, or later; if there is none, the position that the next published message will have. Raises TopicNotFound if
-    there is no such topic."""
+    clock, or later; if there is none, the position that the next published message will have. Raises TopicNotFound
+    if there is no such topic."""
     place = {"topic": to_full_topic_name(topic), "publish_time_ms": publish_time_ms}
     found: MessageId = await self._call(op.MESSAGE_ID_BY_TIME, **place)
     return found
@@ -293,9 +294,9 @@ async def find_messages(
 
     With `dry_run` the broker reads only key indexes: `looked_at` and `bytes` then say what a search would look at.
     `acked_by`: a subscription; `is_acknowledged` of each message says whether that subscription has acknowledged
-    it, and is None if the broker is older or has no such subscription. Raises InvalidRequest for a wrong filter (its
-    field `position` says where the filter is wrong) or another wrong value; TopicNotFound if there is no such topic;
-    BackPressure if another search of this topic, or too many searches, run at its broker."""
+    it, and is None if the broker is older or has no such subscription. Raises InvalidRequest for a wrong filter
+    (its field `position` says where the filter is wrong) or another wrong value; TopicNotFound if there is no such
+    topic; BackPressure if another search of this topic, or too many searches, run at its broker."""
     wanted = {
         "key": key, "property": property, "text": text, "where": where, "since_ms": since_ms, "until_ms": until_ms,
         "before_index": before_index, "limit": limit, "dry_run": dry_run,
@@ -317,8 +318,8 @@ async def find_messages(
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: OperationCaller, topic: str, version: int | None = None) -> values.TopicSchema:
     """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
-    deleted. Raises SchemaNotFound if there is no such schema, InvalidRequest if `version` is negative, TopicNotFound if
-    there is no such topic."""
+    deleted. Raises SchemaNotFound if there is no such schema, InvalidRequest if `version` is negative,
+    TopicNotFound if there is no such topic."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=to_full_topic_name(topic), version=encode_version(version))
@@ -383,8 +384,8 @@ async def transaction(self: OperationCaller, txn: TxnId | str) -> values.Transac
 
 async def transaction_at(self: OperationCaller, txn: TxnId | str, topic: str) -> values.TransactionHere:
     """Returns the part of a transaction at one topic (a partition, or a topic without partitions), and the
-    operations that wait at this topic for the transaction's end. Raises TopicNotFound if there is no such topic,
-    InvalidRequest if `txn` is no id of a transaction."""
+    operations that wait at this topic for the transaction's end. Loads the topic if it is not loaded. Raises
+    TopicNotFound if it does not exist and may not be created, InvalidRequest if `txn` is no id of a transaction."""
     return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
 
@@ -414,8 +415,8 @@ async def halves(
 
 async def all_halves(self: OperationCaller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
     """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most
-    `limit` of each coordinator. `group`: only those of this group; empty: those of all groups. Raises Unavailable or
-    TimedOut if a coordinator does not answer."""
+    `limit` of each coordinator. `group`: only those of this group; empty: those of all groups. Raises Unavailable
+    or TimedOut if a coordinator does not answer."""
     found: list[values.CoordinatorHalves] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -434,8 +435,8 @@ async def half(self: OperationCaller, half: TxnId | str) -> values.HalfStats:
 
 async def commit_half(self: OperationCaller, half: TxnId | str) -> None:
     """Publishes a half message, also a parked one, without asking its group. Raises NotFound if there is no such
-    half message, TransactionEnded if it was rolled back already, InvalidRequest if `half` is no id, or the error with
-    which publishing failed."""
+    half message, TransactionEnded if it was rolled back already, InvalidRequest if `half` is no id, or the error
+    with which publishing failed."""
     await _change_half(self, half, values.HalfDecision.COMMIT)
 
 
@@ -504,8 +505,8 @@ async def reset_subscription(
 ) -> None:
     """Moves a subscription to the position `to`: a message id, or a time in ms since the epoch. The time is that at
     which a broker stored the message (not `publish_timestamp()`, which is the producer's clock). Delivery begins at
-    the message of the id, or after it if `exclusive` is true. Raises TopicNotFound or SubscriptionNotFound if it does
-    not exist."""
+    the message of the id, or after it if `exclusive` is true. Raises TopicNotFound or SubscriptionNotFound if it
+    does not exist."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
     await self._call(op.RESET_SUBSCRIPTION, **make_subscription_arguments(topic, name), **place)
 
@@ -579,8 +580,8 @@ async def delete_tenant(self: OperationCaller, name: str) -> None:
 
 # ------------------------------------------------------------------------------------ namespaces
 async def namespaces(self: OperationCaller, tenant: str) -> list[str]:
-    """Returns the names of a tenant's namespaces, each as TENANT/NAMESPACE, sorted. Raises TenantNotFound if there is
-    no such tenant."""
+    """Returns the names of a tenant's namespaces, each as TENANT/NAMESPACE, sorted. Raises TenantNotFound if there
+    is no such tenant."""
     return await self._all(op.LIST_NAMESPACES, tenant=check_tenant_name(tenant))
 
 
@@ -621,9 +622,9 @@ async def unload_namespace(
 ) -> values.Unloaded:
     """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Returns how many topics
     and bundles were unloaded. At the next look-up other brokers own the topics; if `destination` is given, the
-    broker with that name or address does. A broker of an older release ignores `destination`. Raises NamespaceNotFound
-    if there is no such namespace, NotFound if no broker has that name or address, NotAllowed if that broker gets no
-    bundles."""
+    broker with that name or address does. A broker of an older release ignores `destination`. Raises
+    NamespaceNotFound if there is no such namespace, NotFound if no broker has that name or address, NotAllowed if
+    that broker gets no bundles."""
     asked = {"namespace": to_full_namespace_name(name), "bundle": bundle, "destination": destination}
     return await self._call(op.UNLOAD_NAMESPACE, **asked)
 
@@ -631,8 +632,8 @@ async def unload_namespace(
 async def clear_namespace_backlog(self: OperationCaller, name: str, subscription: str = "") -> int:
     """Acknowledges all messages of all persistent topics of a namespace for `subscription`, or for every
     subscription if none is given. Returns the number of topics and partitions that were cleared; those without the
-    subscription do not count. A failure at one topic does not stop the others; the first such error is raised at the
-    end. Raises NamespaceNotFound if there is no such namespace."""
+    subscription do not count. A failure at one topic does not stop the others; the first such error is raised at
+    the end. Raises NamespaceNotFound if there is no such namespace."""
     return await _each_part(self, name, lambda topic: skip_messages(self, topic, subscription), persistent_only=True)
 
 
@@ -680,8 +681,9 @@ async def _each_part(
 
 # ------------------------------------------------------------------------------------ policies and properties
 async def namespace_policies(self: OperationCaller, name: str, *, applied: bool = False) -> Policies:
-    """Returns the policies that are set for the namespace (None: not set); if `applied` is true, returns every policy,
-    with the values that are inherited from the broker. Raises NamespaceNotFound if there is no such namespace."""
+    """Returns the policies that are set for the namespace (None: not set); if `applied` is true, returns every
+    policy, with the values that are inherited from the broker. Raises NamespaceNotFound if there is no such
+    namespace."""
     return decode_policies(await self._call(op.GET_POLICIES, namespace=to_full_namespace_name(name), applied=applied))
 
 
@@ -700,9 +702,9 @@ async def remove_namespace_policies(self: OperationCaller, name: str, *fields: s
 
 
 async def topic_policies(self: OperationCaller, topic: str, *, applied: bool = False) -> Policies:
-    """Returns the policies that are set for a topic (None: not set); if `applied` is true, returns every policy, with
-    the values that the topic inherits from its namespace, then from the broker. Raises TopicNotFound if there is no
-    such topic."""
+    """Returns the policies that are set for a topic (None: not set); if `applied` is true, returns every policy,
+    with the values that the topic inherits from its namespace, then from the broker. Raises TopicNotFound if there
+    is no such topic."""
     return decode_policies(await self._call(op.GET_POLICIES, topic=to_full_topic_name(topic), applied=applied))
 
 
@@ -720,8 +722,8 @@ async def remove_topic_policies(self: OperationCaller, topic: str, *fields: str)
 
 
 async def namespace_properties(self: OperationCaller, name: str) -> dict[str, str]:
-    """Returns the properties that are set for a namespace. A namespace inherits no properties. Raises NamespaceNotFound
-    if there is no such namespace."""
+    """Returns the properties that are set for a namespace. A namespace inherits no properties. Raises
+    NamespaceNotFound if there is no such namespace."""
     return await self._call(op.GET_PROPERTIES, namespace=to_full_namespace_name(name))
 
 
@@ -791,16 +793,16 @@ async def undrain_broker(self: OperationCaller, name: str) -> None:
 
 async def forget_broker(self: OperationCaller, name: str) -> None:
     """Removes the record of a broker that died and will not come back: `broker_summaries()` does not name the
-    broker any more. Raises NotFound if no broker of that name has died; NotAllowed if it is registered; BadVersion if
-    its record changes at the same moment."""
+    broker any more. Raises NotFound if no broker of that name has died; NotAllowed if it is registered; BadVersion
+    if its record changes at the same moment."""
     await self._call(op.FORGET_BROKER, name=name)
 
 
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
     """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
     ledgers are fenced and deleted now, as brokers do every hour. Ledgers whose owner has no record are returned,
-    too. They are deleted only if `unexplained` is true as well, and never by a broker on its own. Raises Unavailable
-    or TimedOut if no broker answers."""
+    too. They are deleted only if `unexplained` is true as well, and never by a broker on its own. Raises
+    Unavailable or TimedOut if no broker answers."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 
@@ -834,21 +836,21 @@ async def grant_namespace_permission(self: OperationCaller, name: str, role: str
 
 
 async def revoke_namespace_permission(self: OperationCaller, name: str, role: str) -> None:
-    """Revokes all permissions of `role` at the namespace; does nothing if it has none. Connected clients of that role
-    are disconnected within a second. Raises NamespaceNotFound if there is no such namespace."""
+    """Revokes all permissions of `role` at the namespace; does nothing if it has none. Connected clients of that
+    role are disconnected within a second. Raises NamespaceNotFound if there is no such namespace."""
     await _change(self, namespace=to_full_namespace_name(name), revoke=role)
 
 
 async def grant_topic_permission(self: OperationCaller, topic: str, role: str, actions: Sequence[str]) -> None:
     """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
-    these actions replace the actions that the role had there. Raises InvalidRequest if an action is unknown or there is
-    none, TopicNotFound if there is no such topic."""
+    these actions replace the actions that the role had there. Raises InvalidRequest if an action is unknown or
+    there is none, TopicNotFound if there is no such topic."""
     await _change(self, topic=to_full_topic_name(topic), grant={"role": role, "actions": actions})
 
 
 async def revoke_topic_permission(self: OperationCaller, topic: str, role: str) -> None:
-    """Revokes all permissions that the role `role` has at the topic itself; does nothing if it has none. Permissions at
-    the namespace of the topic stay. Raises TopicNotFound if there is no such topic."""
+    """Revokes all permissions that the role `role` has at the topic itself; does nothing if it has none.
+    Permissions at the namespace of the topic stay. Raises TopicNotFound if there is no such topic."""
     await _change(self, topic=to_full_topic_name(topic), revoke=role)
 
 
@@ -864,7 +866,8 @@ async def grant_subscription_permission(
 
 async def revoke_subscription_permission(self: OperationCaller, name: str, subscription: str, role: str) -> None:
     """Removes `role` from the roles that may use a restricted subscription. When no role is left, every role with
-    the permission `consume` may use the subscription again. Raises NamespaceNotFound if there is no such namespace."""
+    the permission `consume` may use the subscription again. Raises NamespaceNotFound if there is no such namespace.
+    """
     change = {"subscription": check_subscription_name(subscription), "roles": [role]}
     await _change(self, namespace=to_full_namespace_name(name), revoke_subscription=change)
 

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 # Waits of an application's thread that Ctrl-C always ends, as `CtrlC`: Pulsar's Interrupted and KeyboardInterrupt.
 #
 # A signal that arrives after the interpreter has checked signals and before the thread sleeps on its lock does not end
-# the sleep: its handler runs when the thread wakes for another reason. So no wait of ours lasts longer than LOOK_S at a
-# time. Guarded by tests/client/blocking/test_waking.py.
+# the sleep: its handler runs when the thread wakes for another reason. So no wait of ours lasts longer than
+# INTERRUPT_POLL_S at a time. Guarded by tests/client/blocking/test_waking.py.
 
 
 T = TypeVar("T")
@@ -131,9 +131,9 @@ class LoopThread:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stops the event loop and waits up to END_S seconds for its thread to end; does nothing at a second call, or
-        in a forked child process. `stop` is called at the end of the interpreter: `atexit` runs functions that a
-        program registered later before it, and they still find the loop running.
+        """Stops the event loop and waits up to EXIT_WAIT_S seconds for its thread to end; does nothing at a second
+        call, or in a forked child process. `stop` is called at the end of the interpreter: `atexit` runs functions that
+        a program registered later before it, and they still find the loop running.
 
         Messages that have no outcome then are not waited for: a warning says how many there are."""
         if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread
@@ -240,7 +240,8 @@ _thread: LoopThread | None = None
 
 def shared_loop_thread() -> LoopThread:
     """Returns the loop thread of this process; the first call in a process starts it. The LoopThread is made in another
-    thread than the caller's: Ctrl-C interrupts only the main thread, so that no event loop is left half made."""
+    thread than the caller's: Ctrl-C interrupts only the main thread, so that no event loop is left half made. Raises
+    RuntimeError if no thread can be started, for example while the interpreter ends."""
     if _thread is not None:
         return _thread
     made: Future[LoopThread] = Future()
@@ -335,7 +336,7 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
 
     def inner(self) -> Inner:
         """Returns the asyncio object that does the work in this process. In a forked child process the first call opens
-        a new one."""
+        a new one, and raises the errors of opening it, such as OperationNotSupported if the parent had connections."""
         return self._current()
 
     def _reopen(self) -> None:
@@ -357,7 +358,8 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
     def close(self) -> None:
         """Closes the object, and waits until it is closed. A producer is flushed before; a consumer sends its waiting
         acknowledgements before. Does nothing in a forked child process in which the object was not opened again. A
-        producer raises Timeout if messages have no outcome in time, AlreadyClosed if it is closed already."""
+        producer raises Timeout if messages have no outcome in time, AlreadyClosed if it is closed already. Raises
+        Interrupted in the loop thread, CtrlC after Ctrl-C."""
         self._dropped.detach()
         if self._epoch == FORK_COUNT[0]:
             self._thread.run(self._inner.close())

@@ -431,9 +431,9 @@ EXCEPTIONS_CHECK = ParameterCheck(
 # of an entry is its decompressed size, which it declares.
 #
 # **Compressed entries.** An entry of 2 KB may declare 64 MiB, and a window of such entries arrives before their size is
-# known. So an entry that declares LARGE_BYTES or more is counted by itself (`decompressed_bytes`) until the application
-# takes it. It is decompressed when there is room below the limit, or when its partition's consumer has no other entry
-# of that size. Until then it stays compressed, and so do the entries after it (client/consume/deliveries.py).
+# known. So an entry that declares LARGE_ENTRY_BYTES or more is counted by itself (`decompressed_bytes`) until the
+# application takes it. It is decompressed when there is room below the limit, or when its partition's consumer has no
+# other entry of that size. Until then it stays compressed, and so do those after it (client/consume/deliveries.py).
 #
 # All methods must be called in the event loop. Guard: tests/client/consume/test_receive_memory.py.
 

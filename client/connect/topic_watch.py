@@ -7,8 +7,8 @@ Also watches the partition counts of topics, which are asked for at an interval 
     await watch.close()
 
 When its stream breaks, the watch continues at any broker, after the last revision that it received, so that no change
-is missed. `changed` returns the topics that it could not subscribe to. It gets them again every RETRY_S seconds, until
-it accepts them or they are deleted.
+is missed. `changed` returns the topics that it could not subscribe to. It gets them again every SUBSCRIBE_RETRY_S
+seconds, until it accepts them or they are deleted.
 
 Non-persistent topics have no records in the metadata: every `discovery_s` seconds the brokers are asked which
 non-persistent topics they have in memory. Such a topic does not end while a consumer uses it, so it is never reported

@@ -11,7 +11,7 @@ one. **Redelivery** of an entry that was negatively acknowledged, or not acknowl
 delay is over. Without a connection nothing is requested, because the broker delivers all unacknowledged entries again
 over the next connection. A chunk that is requested again because its message is incomplete does not count as negatively
 acknowledged. **Reconnect.** After a lost connection or an error that may pass the consumer is opened again, with
-back-off; an error of FINAL finishes it. Messages that wait for the application are discarded, and the broker delivers
+back-off; one of FINAL_ERRORS finishes it. Messages that wait for the application are discarded, and the broker delivers
 them again. A reader continues after the last message that the application took, or at the first chunk of a message that
 it has not read whole (`ReaderPosition`). **Failover.** A consumer that is not active any more drops what the
 application has not received: the active one gets it. **Seek.** When the broker has moved the cursor, all messages that

@@ -11,10 +11,10 @@ falls into the same window, by the broker's time of publication. The windows of 
 changes all the time is delivered once in each window.
 
 A message is held until its window is over. That is when a message was received that was published after the end of the
-window; or when the rest of the window has passed since the message was received, and nothing was received for IDLE_S.
-So no clocks are compared. In three cases a message is delivered although its window goes on: a redelivery, a receiver
-queue that is full of held messages, and a key that moves to another consumer. So the application may get one message
-too many, and never one too few.
+window; or when the rest of the window has passed since the message was received, and nothing was received for
+END_OF_TOPIC_IDLE_S. So no clocks are compared. In three cases a message is delivered although its window goes on: a
+redelivery, a receiver queue that is full of held messages, and a key that moves to another consumer. So the application
+may get one message too many, and never one too few.
 
 After a crash the held messages come again, because they are not acknowledged. A superseded message is acknowledged only
 after a newer message of its key was received, which is held, or with the application, until it is acknowledged itself.

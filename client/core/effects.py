@@ -58,8 +58,8 @@ class AttachedProducerOptions(NamedTuple):
     that the broker knows of the producer's name. With `batching`, an entry is a batch of up to `batch_messages_max`
     messages and about `batch_bytes_max` bytes, for which messages wait `batch_delay_s` seconds. `key_based`: all
     messages of a batch have the same key. `send_timeout_s`: when the oldest entry has waited that long for its outcome,
-    all entries get TimedOut. `compression`: the number of the algorithm (`CompressionType`). `chunking`: whether a
-    message that is too large for an entry is sent as several chunks."""
+    all entries get TimedOut. `chunking`: whether a message that is too large for an entry is sent as several chunks.
+    `encoding`: the compression, the encryption and the schema version of each entry."""
 
     initial_sequence_id: int | None = None
     batching: bool = False
@@ -245,8 +245,8 @@ ConsumerEffect = (
 # Errors of a broker: which of them finish a producer or a consumer, and why messages are not acknowledged.
 #
 # A broker that cannot store sends an error and the producer tries again, until the message's time is over; then the
-# user wants the reason and not only "timeout". Each kind of reason is said at once, and again when SAY_EVERY_S have
-# passed. An acknowledgement ends it: what was wrong before says nothing about later messages. Guard:
+# user wants the reason and not only "timeout". Each kind of reason is said at once, and again when ERROR_LOG_EVERY_S
+# have passed. An acknowledgement ends it: what was wrong before says nothing about later messages. Guard:
 # tests/client/core/test_cores.py.
 
 
@@ -262,9 +262,9 @@ ERROR_LOG_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Decides which errors of a producer are logged: each kind of error at most once in SAY_EVERY_S seconds. `last`:
-    the reason why the broker does not acknowledge messages, as text; empty if no reason is known. The producer's core
-    clears it at the next acknowledgement."""
+    """Decides which errors of a producer are logged: each kind of error at most once in ERROR_LOG_EVERY_S seconds.
+    `last`: the reason why the broker does not acknowledge messages, as text; empty if no reason is known. The
+    producer's core clears it at the next acknowledgement."""
 
     def __init__(self) -> None:
         self.last = ""

@@ -70,8 +70,8 @@ class RandomSource(Protocol):
 
 
 class Backoff:
-    """Computes the pauses between attempts. The first pause is `first_s` seconds, and each later one is GROWTH times as
-    long as the one before, up to `last_s` seconds. Each is shortened by up to a tenth by chance."""
+    """Computes the pauses between attempts. The first pause is `first_s` seconds, and each later one is BACKOFF_GROWTH
+    times as long as the one before, up to `last_s` seconds. Each is shortened by up to a tenth by chance."""
 
     def __init__(self, rng: RandomSource, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"

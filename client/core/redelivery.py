@@ -166,7 +166,8 @@ class NackTracker:
         return min(self._buckets, default=None)
 
     def take_due(self, now_ms: int) -> EntrySets:
-        """Removes and returns the entries whose redelivery is due at the time `now_ms`."""
+        """Removes and returns the entries whose redelivery is due at the time `now_ms`, by ledger; an empty dict if
+        none is."""
         due: EntrySets = {}
         for time_ms in sorted(each for each in self._buckets if each <= now_ms):
             for ledger_id, entries in self._buckets.pop(time_ms).items():
@@ -219,11 +220,11 @@ WHOLE_ENTRY = -1
 class AckGroup(NamedTuple):
     """A group of acknowledgements that one request sends. `whole`: entries of which all messages are acknowledged.
     `parts`: entries of which only some messages are. `cumulative`: the position and batch index up to which everything
-    is acknowledged."""
+    is acknowledged; None: there is no cumulative acknowledgement."""
 
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits
-    cumulative: tuple[Position, int] | None  # the last batch index, or WHOLE
+    cumulative: tuple[Position, int] | None  # the last batch index, or WHOLE_ENTRY
 
     def __bool__(self) -> bool:
         return bool(self.whole or self.parts or self.cumulative)
@@ -340,7 +341,7 @@ class DuplicateFilter:
         self.in_use = False  # the application acknowledges cumulatively in transactions
         self.is_unsure = False  # the application may have copies, or what another consumer processed
         self.until: MessagePlace | None = None  # what is before this comes again; None: all has come again
-        self._next = PLACE_BEFORE_ALL  # the application has what is before this; BEFORE_ALL: not known
+        self._next = PLACE_BEFORE_ALL  # the application has what is before this; PLACE_BEFORE_ALL: not known
         self._confirmed = PLACE_BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
 
     def on_messages_queued(self, last: MessagePlace) -> None:

@@ -86,7 +86,7 @@ class TransactionEndKind(Enum):
 class TopicReceipts(NamedTuple):
     """The receipts of a transaction's entries at one topic. `entries`: the number of entries with a receipt; 0: the
     transaction only acknowledged messages there; -1: every entry of the transaction counts. `last`: the highest
-    position of these entries; NOWHERE if `entries` is 0 or -1."""
+    position of these entries; NO_POSITION if `entries` is 0 or -1."""
 
     topic: str
     entries: int
@@ -169,7 +169,7 @@ class TransactionPort:
 
     @property
     def id(self) -> TxnId:
-        """Returns the id of the transaction. Raises TransactionEnded if it has not begun."""
+        """Returns the id of the transaction. Raises InvalidTxnStatusError if it has not begun."""
         raise NotImplementedError
 
     @property
@@ -181,7 +181,8 @@ class TransactionPort:
     def begin_operation(self, where: PartitionClientPort, connections: object) -> None:
         """Begins an operation of the transaction: a message or an acknowledgement will be sent by the producer or
         consumer `where`. May be called from any thread. Raises TransactionEnded if the transaction is not open,
-        MessageTooBig if it has too many messages, InvalidConfiguration if `connections` are those of another client."""
+        InvalidTxnStatusError if it has not begun, MessageTooBig if it has too many messages, InvalidConfiguration if
+        `connections` are those of another client."""
         raise NotImplementedError
 
     def allow_sends(

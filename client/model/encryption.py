@@ -68,7 +68,8 @@ class EncryptionContext:
         return self._metadata.encryption_algo
 
     def compression_type(self) -> int:
-        """Returns the compression of the payload before it was encrypted, as a number of CompressionType."""
+        """Returns the compression of the payload before it was encrypted, as a number of CompressionType; 0: it was not
+        compressed."""
         return int(self._metadata.compression)
 
     def uncompressed_message_size(self) -> int:
@@ -134,7 +135,8 @@ def decrypt_payload(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
 
 
 def wrap_data_key(key: bytes, reader: RSAPublicKey) -> bytes:
-    """Returns the data key `key`, encrypted with the public key of one reader; `unwrap_data_key` reverses this."""
+    """Returns the data key `key`, encrypted with the public key of one reader; `unwrap_data_key` reverses this. Raises
+    OperationNotSupported if `cryptography` is not installed."""
     return reader.encrypt(key, _oaep())
 
 
@@ -201,7 +203,7 @@ def _rsa(key: Any, name: str) -> Any:
 # The keys of readers: from the program's `KeyReader`, or from the default that reads two files.
 #
 # Keys are PEM: a public key is SubjectPublicKeyInfo, a private key PKCS#8 or PKCS#1, without a password. A reader is
-# called in the client's event loop and must not wait for long; what it returns is kept for KEPT_S
+# called in the client's event loop and must not wait for long; what it returns is kept for KEY_CACHE_S
 # (client/model/encryption.py). Guard: tests/client/model/test_keys.py.
 
 
@@ -212,7 +214,7 @@ KEY_FILE_BYTES_MAX = 1 << 16
 
 
 class EncryptionKeyInfo(NamedTuple):
-    """An encryption key as PEM text, with metadata that is stored unencrypted with each entry, such as the key's
+    """An encryption key in PEM (`key`), with metadata that is stored unencrypted with each entry, such as the key's
     version."""
 
     key: bytes  # PEM
@@ -224,24 +226,28 @@ class EncryptionKeyInfo(NamedTuple):
 
 class KeyReader(Protocol):
     """The interface of the parameter `crypto_key_reader`, which a program implements. The client calls the methods in
-    its event loop, so they must not wait for long, and caches each result for KEPT_S seconds. A method raises any
-    exception if there is no such key, or if the key cannot be read now."""
+    its event loop, so they must not wait for long, and caches each result for KEY_CACHE_S seconds. A method raises any
+    exception if there is no such key, or if the key cannot be read now; the client then raises CryptoError."""
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
-        """Returns the public key with the name `name`, in PEM. Producers call this."""
+        """Returns the public key with the name `name`, in PEM. Producers call this. Raises any exception if there is no
+        such key."""
         ...
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes | EncryptionKeyInfo:
         """Returns the private key with the name `name`, in PEM. Consumers call this. `metadata`: the metadata that the
-        producer's key reader returned with the public key; it is not authenticated."""
+        producer's key reader returned with the public key; it is not authenticated. Raises any exception if there is no
+        such key."""
         ...
 
 
 class CryptoKeyReader:
-    """A key reader that reads the same two files for every key name, as Pulsar's class with this name does."""
+    """A key reader that reads the same two files for every key name, as Pulsar's class with this name does. Raises
+    InvalidConfiguration if an argument is no path."""
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
-        """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second."""
+        """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second. Raises
+        InvalidConfiguration if an argument is no path; does not read the files."""
         check_parameters(_PATHS, {"public_key_path": public_key_path, "private_key_path": private_key_path})
         self._public_key_path = public_key_path
         self._private_key_path = private_key_path
@@ -286,7 +292,7 @@ def _read(path: str) -> bytes:
 # (the IV); `encryption_algo` stays empty, as Pulsar's clients leave it.
 #
 # **No IV twice.** Each entry has a random IV of 96 bits. A data key makes at most DATA_KEY_USES_MAX of them and lives
-# KEPT_S; then a new one is made, and the public keys are read anew. The chunks of a message share one, so that they
+# KEY_CACHE_S; then one is made, and the public keys are read anew. The chunks of a message share one, so that they
 # have one size.
 #
 # **Never in clear.** When a new data key cannot be made, CryptoError is raised: the entry is not sent.
@@ -317,7 +323,8 @@ class Encryptor:
 
     def __call__(self, metadata: MessageMetadata, payload: bytes) -> bytes:
         """Encrypts a payload and returns the ciphertext. Writes the wrapped data keys and the initialization vector
-        into `metadata`. Raises CryptoError if a new data key is due, and a public key cannot be read."""
+        into `metadata`. `payload`: the bytes as they would be stored, compressed if they are. Raises CryptoError if a
+        new data key is due, and a public key cannot be read."""
         if not metadata.num_chunks_from_msg and (self._uses >= DATA_KEY_USES_MAX or self._now() >= self._until):
             self._renew()
         iv = self._random(IV_BYTES)
@@ -359,11 +366,11 @@ class Encryptor:
 # An entry is encrypted when its metadata has an IV (`encryption_param`), which every client of Pulsar writes.
 #
 # A data key is found by its wrapped bytes in a cache; a miss asks the reader for the private key of each name until one
-# unwraps. Data keys and private keys are kept for KEPT_S. What failed under a name and its metadata is tried again
+# unwraps. Data keys and private keys are kept for KEY_CACHE_S. What failed under a name and its metadata is tried again
 # after ERROR_CACHE_S; it hides nothing that another name unwraps.
 #
-# **Hostile metadata** costs at most KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its keys
-# are known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). All caches are
+# **Hostile metadata** costs at most WRAPPED_KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its
+# keys are known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). Caches are
 # bounded. Guard: tests/client/model/test_decryptor.py.
 
 
@@ -380,7 +387,7 @@ T = TypeVar("T")
 
 
 class _TimedCache(Generic[T]):
-    """A cache of results for KEPT_S, and of errors for ERROR_CACHE_S; at most KNOWN_MAX of both together."""
+    """A cache of results for KEY_CACHE_S, and of errors for ERROR_CACHE_S; at most KEY_CACHE_MAX of both together."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

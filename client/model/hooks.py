@@ -70,7 +70,9 @@ class Settlement(NamedTuple):
     `how`: "acknowledge", "cumulative_acknowledge" (`which` and all messages before it), "negative_acknowledge" or
     "ack_timeout". With the other values the messages can no longer be settled: "redelivered" (the program asked for all
     messages again), "moved" (the subscription's cursor was moved) and "closed" (the consumer was closed). `which`: the
-    message, or None if several entries are concerned; `covers` says for each message whether it is."""
+    message, or None if several entries are concerned; `covers` says for each message whether it is. `consumer`: the
+    consumer of the partition. `entries`: the entries that are concerned if `which` is None; None: all that were
+    delivered."""
 
     consumer: ReceivingConsumer  # of the partition
     how: str
@@ -199,7 +201,7 @@ class HookChain:
     def run_copy_hooks(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
         """Calls `before_send` before the `with` block, and `sent` after it. The block sends a copy of the received
         message `message` to `topic` and waits for the outcome. Replaces the content of `properties` by that which the
-        hooks leave in `Sending.properties`."""
+        hooks leave in `Sending.properties`. Raises the error of the block; no hook can refuse the copy."""
         passed = Sending(topic, None, properties, message)
         self._before_send(passed, may_veto=False)
         properties.clear()

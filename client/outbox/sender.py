@@ -301,7 +301,7 @@ class RelaySender:
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
         """Closes the producers at once; the outcome of rows in flight stays unknown. Waits for the abort of the open
-        cluster transaction, for ABORT_S seconds at most. No call may follow."""
+        cluster transaction, for ABORT_TIMEOUT_S seconds at most. No call may follow."""
         self._closed = True
         shared_loop_thread().run(self._close())
 

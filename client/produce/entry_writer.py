@@ -44,7 +44,7 @@ from ..model.schema import Schema
 
 class SentEntryDescription(NamedTuple):
     """The description of an entry that was sent. The callback `done` of a PreEncodedEntryWriter gets it when the entry
-    is stored."""
+    is stored. `position`: where the entry was read; `messages`: how many it has; `size`: its bytes."""
 
     sequence_id: int
     position: Position  # where it comes from
@@ -75,7 +75,7 @@ class PreEncodedEntryWriter:
 
     async def open(self) -> None:
         """Opens the producer, and returns when it is open. Raises Busy if the topic has another producer, or the error
-        of the broker."""
+        of the broker, untranslated; AlreadyClosed if `close` is called meanwhile."""
         self._attachment.open()
         try:
             await self._opened
@@ -259,7 +259,8 @@ def make_outgoing_message(
 ) -> OutgoingMessage:
     """Checks the parameters that a program passes to `send`, and returns an OutgoingMessage made from them. `content`
     is encoded by `schema`; None: a message without a value. `wall_ms()`: the time in ms since the epoch, for
-    `deliver_after` and `expires_in`. Raises InvalidMessage if a parameter is wrong."""
+    `deliver_after` and `expires_in`. Raises InvalidMessage if a parameter is wrong, or `schema` cannot encode the
+    content."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None

@@ -589,9 +589,9 @@ class Producer(ClosedAfterAsyncWith):
         cluster's default), a program that answers for `group` (`Client.on_check`) is asked about `check_key`.
         docs/transactions.md has the rules.
 
-        Raises ServiceUnitNotReady if the group has too many undecided half messages; MessageTooBig; InvalidMessage or
-        InvalidConfiguration for a wrong parameter; AlreadyClosed; ConnectError; or Timeout, after which the half
-        message may be stored, and is then rolled back."""
+        Raises ProducerBlockedQuotaExceededError if the group has too many undecided half messages; MessageTooBig;
+        InvalidMessage or InvalidConfiguration for a wrong parameter; AlreadyClosed; ConnectError; or Timeout, after
+        which the half message may be stored, and is then rolled back."""
         extras = Extras(
             properties, partition_key, ordering_key, event_timestamp=event_timestamp, deliver_at=deliver_at,
             deliver_after=deliver_after, priority=priority,

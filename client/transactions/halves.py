@@ -125,8 +125,8 @@ class ClientHalfMessages:
         group may be asked for a decision (0: the cluster's default). If this is cancelled, or gets no answer in time, a
         half message that was stored is rolled back. Raises InvalidConfiguration for a wrong value, MessageTooBig above
         HALF_BYTES_MAX, AlreadyClosed after the close of the client, and the error of the coordinator as an exception of
-        the SDK: Timeout or ConnectError if there is no answer in time, ServiceUnitNotReady if the group has too many
-        undecided half messages."""
+        the SDK: Timeout or ConnectError if there is no answer in time, ProducerBlockedQuotaExceededError if the group
+        has too many undecided half messages."""
         check_parameters(HALF_CHECKS, {"group": group, "check_key": check_key, "check_after": check_after})
         if not 1 <= len(messages) <= HALF_MESSAGES_MAX:
             raise WrongValue(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(messages)}")
@@ -263,10 +263,10 @@ def _result(found: T | MagnetarError) -> T:
 #         return Decision.COMMIT if await order_exists(half.check_key) else Decision.UNKNOWN
 #
 # A watch is connected to the coordinator of its group for as long as its client is open, and is asked over that stream,
-# AT_ONCE questions at a time. A coroutine function runs in the event loop, another one in a thread of its own. What the
-# function returns is the answer. A function that raises, returns something else or takes longer than the cluster waits
-# is no answer: that is told, logged, and not counted, and another program of the group is asked. A thread that hangs is
-# not ended; it holds one of the AT_ONCE places until it returns. Guards: tests/client/transactions/test_halves.py.
+# CHECKS_AT_ONCE questions at a time. A coroutine function runs in the event loop, another one in a thread of its own.
+# What the function returns is the answer. A function that raises, returns something else or takes longer than the
+# cluster waits is no answer: that is told, logged, and not counted, and another program of the group is asked. A thread
+# that hangs is not ended; it holds a place until it returns. Guards: tests/client/transactions/test_halves.py.
 
 
 CHECKS_AT_ONCE = 16
