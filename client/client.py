@@ -789,7 +789,8 @@ class Client(ClosedAfterAsyncWith):
 
         Objects that are not closed after `timeout` seconds are ended at once. `timeout` None: CLOSE_SILENCE_MAX_S
         seconds after the last answer of a broker, and at most the operation time-out. Raises Timeout if messages have
-        no outcome by then; each of these messages gets AlreadyClosed, and may be stored."""
+        no outcome by then; each of these messages gets AlreadyClosed, and may be stored. Raises InvalidConfiguration
+        for a wrong `timeout`. Does nothing if the client is closed."""
         if timeout is not None:
             check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         if self._closed and self._connections is None:

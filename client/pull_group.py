@@ -358,7 +358,8 @@ class PullGroup(ClosedAfterAsyncWith):
 
     async def close(self) -> None:
         """Leaves the group: calls `on_revoked` with the member's partitions and waits for it, then gives the partitions
-        to the other members. May be called again."""
+        to the other members. If the group has ended with an error, does not call `on_revoked`. Errors of the callback
+        and of brokers are logged, not raised. May be called again."""
         if self._tasks.closed:
             return
         if self._watching is not None:

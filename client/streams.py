@@ -189,8 +189,8 @@ Step = Callable[[Message, Context], Any]
 
 
 class StepOptions(NamedTuple):
-    """A step as `App.step` declares it: its function, its topics (`source`, `sink`, `state`), and parameters of
-    `process`."""
+    """A step as `App.step` declares it: its function, its topics (`source`, `sink`, `state`), and the parameters
+    `messages_max`, `timeout` (seconds) and `on_error` of `process`."""
 
     function: Step
     source: str

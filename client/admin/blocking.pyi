@@ -18,7 +18,8 @@ class Admin(ClosedAfterWith):
             admin.create_topic("flights", partitions=4)
 
     The event loop thread of the process does the work, and a method waits for its outcome. The methods may be called
-    from any thread. Close the object after use, or use a `with` statement.
+    from any thread but that one, where they raise Interrupted; after Ctrl-C they raise CtrlC. Close the object after
+    use, or use a `with` statement.
     """
 
     def __init__(
@@ -326,8 +327,8 @@ class Admin(ClosedAfterWith):
         """
 
     def last_message_id(self, topic: str) -> MessageId:
-        """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message. Raises TopicNotFound
-        if there is no such topic.
+        """Returns the id of the last message of a topic that consumers may get. If there is none, returns the topic's
+        last position, whose entry id is -1 before the first message. Raises TopicNotFound if there is no such topic.
         """
 
     def list_bundles(self, *, namespace: str = "", here: bool = False) -> values.BundlePage:
@@ -597,7 +598,8 @@ class Admin(ClosedAfterWith):
 
     def terminate_topic(self, topic: str) -> MessageId:
         """Terminates a topic: its messages can still be read, and new messages are refused. Returns the id of its last
-        message; its entry id is -1 if the topic has no message. Raises TopicNotFound if there is no such topic.
+        entry; the entry id is -1 if the topic never had one. May be called again. Raises TopicNotFound if there is no
+        such topic.
         """
 
     def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:

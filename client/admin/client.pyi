@@ -26,7 +26,7 @@ class AdminClient(ClosedAfterAsyncWith):
     operation: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
     NotAllowed, InvalidName or InvalidRequest. The last two are raised before anything is sent, if the client can tell.
     Raises Unavailable if no broker is reached. After ConnectionLost and TimedOut it is unknown whether the operation
-    was done.
+    was done. The constructor raises InvalidUrl or InvalidConfiguration for a wrong parameter.
     """
 
     def __init__(
@@ -415,8 +415,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def last_message_id(self, topic: str) -> MessageId:
-        """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message. Raises TopicNotFound
-        if there is no such topic.
+        """Returns the id of the last message of a topic that consumers may get. If there is none, returns the topic's
+        last position, whose entry id is -1 before the first message. Raises TopicNotFound if there is no such topic.
         """
 
     async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
@@ -650,7 +650,8 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def terminate_topic(self, topic: str) -> MessageId:
         """Terminates a topic: its messages can still be read, and new messages are refused. Returns the id of its last
-        message; its entry id is -1 if the topic has no message. Raises TopicNotFound if there is no such topic.
+        entry; the entry id is -1 if the topic never had one. May be called again. Raises TopicNotFound if there is no
+        such topic.
         """
 
     async def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:

@@ -235,14 +235,15 @@ async def skip_lost(
 # ------------------------------------------------------------------------------------ messages
 async def terminate_topic(self: OperationCaller, topic: str) -> MessageId:
     """Terminates a topic: its messages can still be read, and new messages are refused. Returns the id of its last
-    message; its entry id is -1 if the topic has no message. Raises TopicNotFound if there is no such topic."""
+    entry; the entry id is -1 if the topic never had one. May be called again. Raises TopicNotFound if there is no
+    such topic."""
     found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=to_full_topic_name(topic))
     return found
 
 
 async def last_message_id(self: OperationCaller, topic: str) -> MessageId:
-    """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message. Raises TopicNotFound
-    if there is no such topic."""
+    """Returns the id of the last message of a topic that consumers may get. If there is none, returns the topic's
+    last position, whose entry id is -1 before the first message. Raises TopicNotFound if there is no such topic."""
     found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=to_full_topic_name(topic))
     return found
 

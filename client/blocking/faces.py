@@ -697,9 +697,9 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         self._run(self._current().assign(partitions))
 
     def get_last_message_id(self) -> MessageId:
-        """Asks the broker, and returns the id of the topic's last message; its entry id is -1 if the topic has none.
-        Raises OperationNotSupported unless the consumer reads exactly one partition; Timeout or ConnectError if the
-        broker does not answer; AlreadyClosed if the consumer is closed.
+        """Asks the broker, and returns the id of the topic's last message that the subscription can receive; if there
+        is none, its ledger id and entry id are -1. Raises OperationNotSupported unless the consumer reads exactly one
+        partition; Timeout or ConnectError if the broker does not answer; AlreadyClosed if the consumer is closed.
         """
         return self._run(self._current().get_last_message_id())
 

@@ -158,11 +158,11 @@ class EventLoopCaller:
 
 
 class ClosedAfterAsyncWith:
-    """Base class of objects that are closed at the end of their `async with` block. AlreadyClosed is not raised
-    there."""
+    """Base class of objects that are closed at the end of their `async with` block. If `close` raises AlreadyClosed
+    there, the error is ignored."""
 
     async def close(self) -> None:
-        """Closes the object; a subclass overrides this."""
+        """Closes the object; a subclass must override this: the base class raises NotImplementedError."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -220,10 +220,11 @@ async def timeout_after_silence(
 
 
 class ClosedAfterWith:
-    """Base class of objects that are closed at the end of their `with` block. AlreadyClosed is not raised there."""
+    """Base class of objects that are closed at the end of their `with` block. If `close` raises AlreadyClosed there,
+    the error is ignored."""
 
     def close(self) -> None:
-        """Closes the object; a subclass overrides this."""
+        """Closes the object; a subclass must override this: the base class raises NotImplementedError."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -70,8 +70,8 @@ URL_SCHEMES = {
 
 class ServiceUrl(NamedTuple):
     """A parsed service URL: its addresses, whether connections are encrypted, and how the brokers are found.
-    `endpoints`: the gRPC addresses to try. `ask_at`: the addresses that are asked for gRPC addresses first; empty:
-    `endpoints` are those of the brokers."""
+    `endpoints`: the gRPC addresses to try. `ask_at`: the addresses that are asked for gRPC addresses first, in
+    `protocol`; empty: `endpoints` are those of the brokers."""
 
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
     encrypted: bool = False  # TLS

@@ -289,8 +289,8 @@ class PartitionConsumers:
             each.abort()
 
     async def close(self) -> None:
-        """Closes all partitions at their brokers, and waits for the answers. If the call is interrupted, ends the
-        partitions at once."""
+        """Closes all partitions at their brokers, and waits for the answers; errors of the brokers are logged, not
+        raised. If the call is interrupted, ends the partitions at once."""
         try:
             if self._watcher is not None:
                 await self._watcher.close()
@@ -1057,9 +1057,9 @@ class Consumer(ClosedAfterAsyncWith):
         )
 
     async def get_last_message_id(self) -> MessageId:
-        """Asks the broker, and returns the id of the topic's last message; its entry id is -1 if the topic has none.
-        Raises OperationNotSupported unless the consumer reads exactly one partition; Timeout or ConnectError if the
-        broker does not answer; AlreadyClosed if the consumer is closed."""
+        """Asks the broker, and returns the id of the topic's last message that the subscription can receive; if there
+        is none, its ledger id and entry id are -1. Raises OperationNotSupported unless the consumer reads exactly one
+        partition; Timeout or ConnectError if the broker does not answer; AlreadyClosed if the consumer is closed."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
         reply = await run_translating_errors(self.partitions[0].requests.last_message_id())
@@ -1087,8 +1087,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def close(self) -> None:
         """Stops the listener, if there is one, sends the acknowledgements that wait, and closes the consumer. Returns
-        when the brokers have answered, or after the operation time-out. If the call is cancelled, ends the consumer at
-        once. May be called again."""
+        when the brokers have answered, or after the operation time-out; errors of the brokers are logged, not raised.
+        If the call is cancelled, ends the consumer at once. May be called again."""
         self._closed = True
         try:
             if self.listening is not None:

@@ -143,7 +143,7 @@ def is_dead_letter(message: Message) -> bool:
 
 def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
     """Returns whether `topic` is the dead-letter topic of this subscription, by its name or by `policy`. Messages of
-    such a topic are never moved."""
+    such a topic are never moved. Raises InvalidName if `policy` has a malformed name of a topic."""
     chosen = policy.dead_letter_topic
     return is_default_letter_topic(topic, subscription, DEAD_LETTERS) or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -356,8 +356,8 @@ class DeadLetterProducer:
                 continue
 
     async def close(self) -> None:
-        """Waits for the moves of messages in flight, up to the operation time-out, and closes the producers. Messages
-        whose move does not end in time are delivered again."""
+        """Waits for the moves of messages in flight, up to the operation time-out, and closes the producers, whose
+        errors are ignored. Messages whose move does not end in time are delivered again."""
         self._closed = True
         try:
             with suppress(TimeoutError):

@@ -95,9 +95,10 @@ class PullStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """The result of a pull. `next_index`: where the next pull goes on; after OUT_OF_RANGE the nearest index that may be
-    pulled. `earliest_index`, `end_index`: the topic's range of indexes (`end_index` excluded) when the broker reported
-    it last; -1: it has not. The broker reports the range with each status but FOUND."""
+    """The result of a pull. `messages`: empty unless the status is FOUND. `next_index`: where the next pull goes on;
+    after OUT_OF_RANGE the nearest index that may be pulled. `earliest_index`, `end_index`: the topic's range of indexes
+    (`end_index` excluded) when the broker reported it last; -1: it has not. The broker reports the range with each
+    status but FOUND."""
 
     status: PullStatus
     messages: tuple[Message, ...]
@@ -107,8 +108,8 @@ class PullResult:
 
 
 class PullLimits(NamedTuple):
-    """The limits of one pull: the most messages, the most bytes of payload (but one message is always returned), and
-    the longest wait for the first message, in seconds."""
+    """The limits of one pull: the most messages (`messages`), the most bytes of payload (`size_bytes`; but one message
+    is always returned), and the longest wait for the first message in seconds (`timeout_s`)."""
 
     messages: int
     size_bytes: int
@@ -611,8 +612,8 @@ class PullConsumer(ClosedAfterAsyncWith):
             each.reader.abort()
 
     async def close(self) -> None:
-        """Closes the readers of all partitions, and waits until they are closed. The store of offsets stays open: it
-        belongs to the program."""
+        """Closes the readers of all partitions, and waits until they are closed; errors of brokers are logged, not
+        raised. The store of offsets stays open: it belongs to the program. May be called again."""
         self._closed = True
         await close_all_parts([each.reader for each in self._pullers.values()])
 

@@ -41,8 +41,9 @@ RANGE_REQUEST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedMessage:
-    """A message that `StoredEntry.messages` returns, with its index in the partition. Times are in ms since the epoch.
-    """
+    """A message that `StoredEntry.messages` returns, with its index in the partition. `key`: empty if it has none.
+    Times are in ms since the epoch: `publish_time_ms` is by the producer's clock, `event_time_ms` is what the program
+    set."""
 
     index: int  # dense in its partition, from 0
     message_id: MessageId
@@ -56,6 +57,7 @@ class IndexedMessage:
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
     """A stored entry, which a producer sent as one unit: one message, a batch, or a chunk of a large message.
+    `ledger_id` and `entry_id` are its position.
 
     `data` has the layout of proto/entry.py, for programs that parse entries column by column. It is decrypted if
     `read_range` was given a `crypto_key_reader` that has the private key."""
@@ -369,8 +371,8 @@ class Reader(ClosedAfterAsyncWith):
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Closes the reader at its brokers, and waits until they have answered. Messages that wait in the client are
-        dropped."""
+        """Closes the reader at its brokers, and waits until they have answered; their errors are logged, not raised.
+        Messages that wait in the client are dropped."""
         self._closed = True
         await self._partitions.close()
 

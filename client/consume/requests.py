@@ -92,8 +92,8 @@ class ReplyReceiver:
         return self._error is not None
 
     async def wait_connected(self) -> None:
-        """Waits until the broker of the reply topic has the subscription, or the consumer has ended. Replies that are
-        sent before are lost."""
+        """Waits until the broker of the reply topic has the subscription, or the consumer has ended (`is_over`); raises
+        nothing then. Replies that are sent before are lost."""
         while not self.is_over and not self.consumer.is_connected():
             await self.consumer.partitions[0].requests.wait_state_changed()
 
@@ -218,8 +218,8 @@ class Requester:
 
 # -------------------------------------------------------------------------------------------------------- server
 class ReceivedRequest(NamedTuple):
-    """The properties of a request: the topic to which the reply goes, the id that the reply must have, and the time
-    until which the handler may begin, in ms since the epoch."""
+    """The properties of a request: the topic to which the reply goes (`reply_to`), the id that the reply must have
+    (`correlation_id`), and the time until which the handler may begin, in ms since the epoch (`deadline_ms`)."""
 
     reply_to: TopicName
     correlation_id: str

@@ -81,8 +81,9 @@ GroupKey = bytes | tuple[bytes | str | None, ...]
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """A message for a producer to send: the payload, and the other fields that the program may set. Times are in ms
-    since the epoch."""
+    """A message for a producer to send: the payload, and the other fields that the program may set. `event_time` (0:
+    none) and `deliver_at` (None: at once) are in ms since the epoch. `sequence_id` None: the batcher gives it one.
+    `null_value`: the message has no value."""
 
     payload: bytes
     properties: dict[str, str] = field(default_factory=dict)

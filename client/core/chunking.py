@@ -220,7 +220,8 @@ class ChunkAssembler:
 
     def on_unrelated_entry(self, producer: str, place: Position) -> list[Position]:
         """Fact: an entry of `producer` arrived that is not the next chunk of any incomplete message of this producer.
-        If entries arrive in log order, drops these incomplete messages and returns the positions of their chunks."""
+        If entries arrive in log order, drops these incomplete messages and returns the positions of their chunks. Else
+        returns an empty list."""
         if not self.log_order:
             return []
         dropped: list[Position] = []

@@ -255,7 +255,8 @@ class TransactionCore:
 
     def allow_sends(self, topic: str, share: SendAllowance) -> None:
         """Allows the producer of `topic` to send up to ALLOWANCE_MESSAGES more messages under the SendAllowance
-        `share`, which may be new. Does nothing if `share` has messages left. Raises the errors of `begin_operation`."""
+        `share`, which may be new. If `share` has messages left, allows no more. Raises the errors of `begin_operation`:
+        TransactionEnded, MessageTooBig."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")

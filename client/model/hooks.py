@@ -239,7 +239,8 @@ class HookChain:
     # ------------------------------------------------------------------------------ receiving
     def add_partition(self, consumer: ReceivingConsumer, *, times_out: bool) -> PartitionHooks | None:
         """Registers the consumer of a partition. Returns the object to which this consumer must report the messages
-        that are settled. `times_out`: whether the consumer redelivers messages that are not acknowledged in time."""
+        that are settled; never None. `times_out`: whether the consumer redelivers messages that are not acknowledged in
+        time."""
         self._consumers.add(consumer)
         return PartitionHooks(self, consumer, times_out)
 

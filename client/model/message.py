@@ -71,8 +71,9 @@ class ReceivingConsumer(Protocol):
     def schema(self) -> Schema: ...
     @property
     def writer_schemas(self) -> SchemaCachePort | None:
-        """Returns the schemas with which the topic's messages were written. If a topic of this name was deleted and
-        created again, these are the schemas of the topic that the consumer reads now."""
+        """Returns the schemas with which the topic's messages were written; None: there are none, because no consumer
+        received the messages. If a topic of this name was deleted and created again, these are the schemas of the topic
+        that the consumer reads now."""
         ...
     @property
     def must_keep_order(self) -> bool:

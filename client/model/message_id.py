@@ -40,7 +40,8 @@ class MessageId:
     last by partition.
 
     `serialize` returns the bytes of Pulsar's MessageIdData; `str()` returns `(ledger,entry,partition,batch)`, as Pulsar
-    prints it. The id of a received message also contains its topic and the size of its batch."""
+    prints it. The id of a received message also contains its topic and the size of its batch. Raises
+    InvalidConfiguration for a number that is no whole number, or out of range."""
 
     __slots__ = ("_batch_index", "_chunks", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
 

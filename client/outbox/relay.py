@@ -67,9 +67,9 @@ RELAY_ALIVE_MS = 10_000
 
 class OutboxRow(NamedTuple):
     """A row of an outbox without its value, for the CLI. `state`: a name of RowState in small letters. `size`: bytes of
-    key, value and properties. `created_ms`: ms since the epoch. `seq`, `shard`: the sequence id and the shard of a
-    claimed row, else None. `error`: why it was refused last. `unit`: a number that is equal for all rows of one
-    transaction of the application."""
+    key, value and properties. `created_ms`: ms since the epoch. `attempts`: how often it was refused. `seq`, `shard`:
+    the sequence id and the shard of a claimed row, else None. `error`: why it was refused last; None: it was not.
+    `unit`: a number that is equal for all rows of one transaction of the application."""
 
     id: int
     state: str
@@ -251,7 +251,8 @@ class Relay:
     `outbox-NAME-SHARD`; by default the name of the database. NAME must stay the same, and must differ between databases
     that send to the same topics. `shards`: the number of relays that share the outbox, the same for all of them.
     `atomic`: the rows of one transaction of the application are sent in one transaction of the cluster, so that readers
-    see all of these rows or none (docs/outbox.md); `shards` must then be 1."""
+    see all of these rows or none (docs/outbox.md); `shards` must then be 1. `shard`: its number, from 0. Raises
+    InvalidRequest if `shard`, `shards` or `name` is wrong, or the database has no name and none is given."""
 
     def __init__(
         self, client: Client, engine: Engine, outbox: TablesProvider, shard: int = 0, shards: int = 1, *,
@@ -307,8 +308,9 @@ class Relay:
 
     def run(self) -> None:
         """Runs the relay in the calling thread until `stop` is called in another thread. Raises the error that ended
-        the relay, which is also in `error`. While the database does not answer, and after an unforeseen error, which is
-        logged, the relay begins again after a pause."""
+        the relay, which is also in `error`: RelayFenced, ShardsDiffer, OutboxBehind, SequencesForgotten,
+        DeduplicationOff, or that of a table that is missing or read-only. While the database does not answer, and after
+        an unforeseen error, which is logged, the relay begins again after a pause."""
         self._outbox.relays.add(self)
         failed = 0
         try:

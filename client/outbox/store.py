@@ -151,8 +151,8 @@ def split_ids_into_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 class Lag(NamedTuple):
-    """The lag of an outbox: the number of its rows by state, and the age of its oldest row that is not parked, in
-    seconds (`oldest_s`; 0 if there is none)."""
+    """The lag of an outbox: the number of its rows by state (`waiting`, `claimed`, `held`, `parked`: see RowState), and
+    the age of its oldest row that is not parked, in seconds (`oldest_s`; 0 if there is none)."""
 
     waiting: int
     claimed: int

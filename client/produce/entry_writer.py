@@ -44,7 +44,8 @@ from ..model.schema import Schema
 
 class SentEntryDescription(NamedTuple):
     """The description of an entry that was sent. The callback `done` of a PreEncodedEntryWriter gets it when the entry
-    is stored. `position`: where the entry was read; `messages`: how many it has; `size`: its bytes."""
+    is stored. `sequence_id`: that of its first message. `position`: where the entry was read; `messages`: how many it
+    has; `size`: its bytes."""
 
     sequence_id: int
     position: Position  # where it comes from
@@ -224,8 +225,9 @@ class MessageDraft:
 
 
 class Extras(NamedTuple):
-    """The optional parameters of `send`, in their order; the content is not one of them. `key_bytes`: a key that is not
-    text, in place of `partition_key`."""
+    """The optional parameters of `Producer.send`, in their order; the content is not one of them. `key_bytes`: a key
+    that is not text, in place of `partition_key`. `replication_clusters`: the clusters that get the message; None: all
+    of the namespace. `deliver_after`: a delay from now. `txn`: the message counts when this transaction commits."""
 
     properties: dict[str, str] | None = None
     partition_key: str | None = None

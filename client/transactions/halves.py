@@ -304,7 +304,7 @@ class HalfContent(NamedTuple):
 class HalfCheck(NamedTuple):
     """A check: the coordinator asks a program of the group whether an undecided half message must be committed or
     rolled back. `check_key`: the text that the program gave to `prepare`. `unknown`: how often a program answered
-    UNKNOWN. `age`: seconds since the half message was stored."""
+    UNKNOWN. `age`: seconds since the half message was stored. `messages`: the messages of the half message."""
 
     id: TxnId
     group: str

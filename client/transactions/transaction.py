@@ -310,7 +310,8 @@ class Transaction(TransactionPort):
 
     async def wait_redeliverable(self) -> None:
         """Waits until the brokers may deliver the messages again that this transaction acknowledged. Must be called
-        after the abort. Also returns when no coordinator answers within the operation time-out."""
+        after the abort. Returns at once if the transaction had no operations; also returns when no coordinator answers
+        within the operation time-out."""
         core = self._known
         assert core.state is TransactionState.ABORTED, "it is aborted"
         if core.pending_operations or core.has_operations:
