@@ -41,9 +41,13 @@ class SendVetoed(NotAllowedError):
 
 
 class Sending:
-    """A message that is being sent: the argument of `Hook.before_send` and `Hook.sent`. `before_send` may change
-    `content` and `properties`. `result`, `message_id` and `error` are set only in `sent`; `error` is set instead of
-    `result` if the message was refused before it was sent. A hook may store values in `notes`, under itself as key."""
+    """A message that is being sent: the argument of `Hook.before_send` and `Hook.sent`.
+
+    `topic`: full name, without the partition. `content`: the value as the program gave it, before the schema encodes
+    it; None if a copy of a received message is sent. That message is then `original`, which is None otherwise.
+    `before_send` may change `content` and `properties`. `callback`: the program's callback for the outcome, or None.
+    `result`, `message_id` and `error` are set only in `sent`; `error` is set instead of `result` if the message was
+    refused before it was sent. A hook may store values in `notes`, under itself as key."""
 
     __slots__ = (
         "_hooks", "callback", "content", "error", "message_id", "notes", "original", "properties", "result", "topic",

@@ -233,8 +233,10 @@ class StringSchema(Schema):
 
 
 class JsonSchema(Schema):
-    """The schema of a Record as compact JSON. `encode` raises InvalidMessage for NaN and infinities, which are not
-    JSON; `decode` accepts them, because other clients send them."""
+    """The schema of a Record as compact JSON. `encode` raises InvalidMessage for a value of another class, a record
+    without a required field, and what is not JSON: NaN, infinities, and text with half of a pair of surrogates.
+    `decode` accepts NaN and infinities, because other clients send them. It raises InvalidMessage for a
+    payload that is no JSON object or does not fit the fields of the Record."""
 
     def __init__(self, record_cls: type[Record]) -> None:
         super().__init__(_class_of_records(record_cls), SchemaType.JSON, record_cls.schema(), "JSON")
