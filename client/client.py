@@ -176,7 +176,8 @@ class Client(ClosedAfterAsyncWith):
     @property
     def connections(self) -> Connections:
         """Returns the client's connections to the brokers. Makes the object at the first use, in the event loop that
-        uses it. Raises AlreadyClosed if the client is closed."""
+        uses it. Raises AlreadyClosed if the client is closed; InvalidConfiguration or OperationNotSupported if the
+        credentials of the cluster are not valid."""
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
@@ -208,7 +209,8 @@ class Client(ClosedAfterAsyncWith):
 
         Without `async with`: `txn = await client.transaction()`, then `await txn.commit()` or `abort()`. The
         transaction is aborted `timeout` seconds after its first operation. `name` (or `id`, which means the same): when
-        a later client begins a transaction with the same name, commits of this transaction raise TransactionFenced."""
+        a later client begins a transaction with the same name, commits of this transaction raise TransactionFenced.
+        Raises InvalidConfiguration for a wrong parameter, AlreadyClosed if the client is closed."""
         check_parameters(TRANSACTION_CHECKS, {"timeout": timeout, "name": name, "id": id})
         if name is not None and id is not None:
             raise WrongValue("name and id are the same: give one of them")
@@ -217,7 +219,8 @@ class Client(ClosedAfterAsyncWith):
     def transaction_now(self, timeout: float) -> Transaction | None:
         """Returns a transaction that has begun, with a transaction id that was leased in advance. Returns None if no
         leased id is left, or the client is closed or has no connection yet: the caller must use `transaction`.
-        `timeout`: seconds, as for `transaction`. May be called from any thread."""
+        `timeout`: seconds, as for `transaction`. Raises InvalidConfiguration if it is wrong. May be called from any
+        thread."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
@@ -228,7 +231,8 @@ class Client(ClosedAfterAsyncWith):
         """Begins a transaction that writes a part of a batch to a sink, and returns it. Returns None if the sink has
         committed the batch already: nothing must be written. `timeout`: seconds, as for `transaction`. The program must
         prepare the transaction; `commit_batch` then commits it (client/transactions/coordinators.py). Raises SinkFenced
-        if another query writes to the sink."""
+        if another query writes to the sink; InvalidConfiguration for a wrong parameter; AlreadyClosed if the client is
+        closed; Timeout or ConnectError if no coordinator answers."""
         check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         check_parameter("batch", batches.BATCH_CHECK, batch)
         batch.check()
@@ -241,8 +245,10 @@ class Client(ClosedAfterAsyncWith):
     async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
         """Commits the prepared transactions of a batch together; each batch number of a sink is committed once. Returns
         COMMITTED, or ALREADY if the sink has committed the batch before. Raises TransactionAborted if one of the
-        transactions is aborted: then none is committed. Raises SinkFenced if another query writes to the sink. After
-        OutcomeUnknown call `commit_batch` again, or ask `sink_status`."""
+        transactions is aborted: then none is committed. Raises SinkFenced if another query writes to the sink. Raises
+        OutcomeUnknown if the commit got no answer in time: call `commit_batch` again, or ask `sink_status`. Raises
+        InvalidConfiguration for a wrong parameter, AlreadyClosed if the client is closed, Timeout or ConnectError if no
+        coordinator was reached."""
         check_parameter("batch", batches.BATCH_CHECK, batch)
         batch.check()
         check_parameter("txn_ids", TXN_IDS_CHECK, txn_ids)
@@ -251,20 +257,24 @@ class Client(ClosedAfterAsyncWith):
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
         """Returns the number of the last batch that was committed to a sink, and the query that wrote it; None if no
-        batch was committed."""
+        batch was committed. Raises InvalidConfiguration if `sink_id` is empty or no text; AlreadyClosed if the client
+        is closed; Timeout or ConnectError if no coordinator answers."""
         check_parameter("sink_id", NAME_CHECK, sink_id)
         return await run_translating_errors(batches.get_sink_status(self.transactions.coordinators, sink_id))
 
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
         """Commits a transaction that any program of this role prepared. May be called again. Raises TransactionAborted
         if it was aborted, TransactionForgotten if it ended too long ago, InvalidTxnStatusError if it is open: only the
-        program that began it can commit it then."""
+        program that began it can commit it then. Raises InvalidConfiguration if `txn_id` is no id; AlreadyClosed if the
+        client is closed; Timeout or ConnectError if no coordinator answers."""
         work = batches.end_prepared_transaction(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
         await run_translating_errors(work)
 
     async def abort_transaction(self, txn_id: TxnId | str) -> None:
         """Aborts a prepared or open transaction that any program of this role began. May be called again. Raises
-        InvalidTxnStatusError if the transaction is committed, TransactionForgotten if it ended too long ago."""
+        InvalidTxnStatusError if the transaction is committed, TransactionForgotten if it ended too long ago,
+        InvalidConfiguration if `txn_id` is no id; AlreadyClosed if the client is closed; Timeout or ConnectError if no
+        coordinator answers."""
         work = batches.end_prepared_transaction(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
         await run_translating_errors(work)
 
@@ -273,7 +283,9 @@ class Client(ClosedAfterAsyncWith):
     ) -> Half:
         """Stores a half message of 1 to 100 messages to any topics, as `Producer.prepare` does for one message, and
         returns it. The messages are published all together or not at all. `outputs`: one `Output` for each message,
-        with a producer of this client. `group`, `check_key`, `check_after` and the errors: as in `Producer.prepare`."""
+        with a producer of this client. `group`, `check_key`, `check_after` and the errors: as in `Producer.prepare`.
+        Raises InvalidMessage if one of `outputs` is no Output, InvalidConfiguration if its producer is another
+        client's."""
         check_parameter("outputs", ParameterCheck("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
@@ -291,7 +303,9 @@ class Client(ClosedAfterAsyncWith):
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
         """Returns a decorator that registers a function of the group `group`. The cluster asks the function about half
         messages that their program has neither committed nor rolled back, as long as this client is open. The decorator
-        must be called in the event loop; it raises InvalidConfiguration if the client has a function of the group.
+        must be called in the event loop; it raises InvalidConfiguration if the client has a function of the group, or
+        its argument is no function, and AlreadyClosed if the client is closed. Raises InvalidConfiguration for a wrong
+        `group`.
 
             @client.on_check(group="orders")
             async def check(half: HalfCheck) -> Decision:
@@ -313,17 +327,19 @@ class Client(ClosedAfterAsyncWith):
 
     async def commit_half(self, half_id: TxnId | str) -> None:
         """Publishes a half message that any program of this role prepared; waits and raises as `Half.commit` does.
-        `half_id`: its id, or the text of the id."""
+        `half_id`: its id, or the text of the id; raises InvalidConfiguration if it is neither."""
         await ClientHalfMessages.for_client(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
         """Drops a half message that any program of this role prepared; waits and raises as `Half.rollback` does.
-        `half_id`: its id, or the text of the id."""
+        `half_id`: its id, or the text of the id; raises InvalidConfiguration if it is neither."""
         await ClientHalfMessages.for_client(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """Asks the coordinator for the state of a transaction: OPEN, PREPARED, COMMITTED or ABORTED. `txn_id`:
-        `Transaction.id`, or its text. Raises TransactionForgotten if it ended too long ago."""
+        `Transaction.id`, or its text; raises InvalidConfiguration if it is neither. Raises TransactionForgotten if the
+        transaction ended too long ago; AlreadyClosed if the client is closed; Timeout or ConnectError if no coordinator
+        answers."""
         state, refused = await run_translating_errors(self.transactions.coordinators.get_status(_txn_id(txn_id)))
         if refused is not None:
             raise translate_error(refused) from refused
@@ -378,7 +394,13 @@ class Client(ClosedAfterAsyncWith):
 
         `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
         urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
-        (docs/sdk.md)."""
+        (docs/sdk.md).
+
+        Raises TopicNotFound if the topic does not exist and may not be created; ProducerBusy if another producer has
+        the name or exclusive access, or the topic has its maximum of producers; ProducerFenced; IncompatibleSchema;
+        AuthorizationError; CryptoError if messages cannot be encrypted; InvalidTopicName, InvalidConfiguration or
+        OperationNotSupported for a wrong parameter; AlreadyClosed if the client is closed; Timeout or ConnectError if
+        brokers do not answer."""
         settings = make_producer_settings(copy_parameters(locals(), "topic"))
         name = parse_topic(topic)
         _check_levels(settings.levels, [name])
@@ -480,7 +502,10 @@ class Client(ClosedAfterAsyncWith):
         receives from the most urgent level that has a message.
 
         Raises ConsumerBusy if the subscription has an exclusive consumer, consumers of another type or with other
-        settings, or the maximum of consumers; InvalidConfiguration if parameters contradict each other."""
+        settings, or the maximum of consumers; InvalidConfiguration if parameters contradict each other;
+        InvalidTopicName or OperationNotSupported for another wrong parameter; TopicNotFound or SubscriptionNotFound if
+        it does not exist and may not be created; IncompatibleSchema; AuthorizationError; AlreadyClosed if the client is
+        closed; Timeout or ConnectError if brokers do not answer."""
         options = copy_parameters(locals(), "topic")
         check_parameters(CONSUMER_CHECKS, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
@@ -545,7 +570,8 @@ class Client(ClosedAfterAsyncWith):
         Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. Raises
         RequestFailed, with the class and text of the exception, if the handler raised one. Replies are not stored: use
         two topics for replies that must not be lost (docs/sdk.md). A reply that comes after the call has ended is
-        dropped and counted (`late_replies`)."""
+        dropped and counted (`late_replies`). Raises InvalidMessage, InvalidTopicName or InvalidConfiguration for a
+        wrong parameter, and the errors of a producer of the topic and of a consumer of the replies."""
         check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         if not isinstance(payload, bytes):
             raise WrongMessageType(f"the payload of a request is bytes, not {shorten_value(payload)}")
@@ -583,7 +609,8 @@ class Client(ClosedAfterAsyncWith):
         Servers of one `subscription_name` share the requests, on a Shared subscription. If the handler raises,
         `request` raises RequestFailed. A request whose deadline has passed is not handled. The other parameters are
         those of `Consumer.listen`. The server's role needs the right to produce to the topics
-        `non-persistent://<namespace>/reply-…`. Without this right no request is handled, and a warning is logged."""
+        `non-persistent://<namespace>/reply-…`. Without this right no request is handled, and a warning is logged.
+        Raises the errors of `subscribe`, and InvalidConfiguration for a wrong parameter."""
         options = ListenOptions(concurrency, order, threads, rate, breaker, True, stop_timeout)
         options.check(handler)
         consumer = await self.subscribe(
@@ -616,7 +643,11 @@ class Client(ClosedAfterAsyncWith):
         """Opens and returns a reader that starts after the message `start_message_id`, or at this message with
         `start_message_id_inclusive`. `isolation` and `filter` are those of `subscribe`; the broker sends a reader all
         messages, and the reader itself drops those that do not match the filter. docs/settings.md describes the other
-        parameters."""
+        parameters.
+
+        Raises TopicNotFound if the topic does not exist and may not be created; IncompatibleSchema; AuthorizationError;
+        InvalidTopicName, InvalidConfiguration or OperationNotSupported for a wrong parameter; AlreadyClosed if the
+        client is closed; Timeout or ConnectError if brokers do not answer."""
         options = copy_parameters(locals(), "topic")
         check_parameters(READER_CHECKS, options)
         options = copy_parameters(options, "start_message_id", "reader_name", "subscription_role_prefix")
@@ -633,7 +664,8 @@ class Client(ClosedAfterAsyncWith):
     ) -> TableView:  # fmt: skip
         """Opens and returns a table view: a dictionary of the latest value of each key of a topic, which is kept up to
         date. When the call returns, the view contains everything that the topic had stored. `subscription_name`: the
-        name of its reader at the broker; None: a random one. Raises CryptoError if a message cannot be decrypted."""
+        name of its reader at the broker; None: a random one. Raises CryptoError if a message cannot be decrypted, and
+        the errors of `create_reader`."""
         options: dict[str, Any] = {"schema": schema, "is_read_compacted": True, "crypto_key_reader": crypto_key_reader}
         check_parameters(READER_CHECKS, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
@@ -656,7 +688,8 @@ class Client(ClosedAfterAsyncWith):
         """Opens and returns a pull consumer, which pulls messages of a topic by index, without a subscription.
         `offsets`: the OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md);
         None: it stores none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message
-        that cannot be decrypted."""
+        that cannot be decrypted. Raises OperationNotSupported for a topic that is not persistent, and the errors of
+        `create_reader`."""
         options = copy_parameters(locals(), "topic", "offsets")
         check_parameters(READER_CHECKS, options)
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the pull learns of it
@@ -666,7 +699,9 @@ class Client(ClosedAfterAsyncWith):
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
-        or does not exist. Creates nothing. Raises TopicNotFound if the namespace or tenant does not exist."""
+        or does not exist. Creates nothing. Raises TopicNotFound if the namespace or tenant does not exist;
+        InvalidTopicName if `topic` is malformed; AlreadyClosed if the client is closed; Timeout or ConnectError if no
+        broker answers."""
         name = parse_topic(topic)
         try:
             partitions = await run_translating_errors(self.connections.fetch_partition_count(name, create=False))
@@ -693,7 +728,9 @@ class Client(ClosedAfterAsyncWith):
         both ends). An interrupted read is resumed for `operation_timeout_seconds`. For an entry that
         `crypto_key_reader` does not decrypt, `messages()` raises CryptoError. With the `incarnation` that
         `AdminClient.offsets` returned, raises TopicNotFound if the topic was deleted and created again in the meantime;
-        without it (0) the messages of the new topic are read as those of the old one."""
+        without it (0) the messages of the new topic are read as those of the old one. Raises TopicNotFound if the topic
+        does not exist; DataLost if stored entries are lost; InvalidTopicName or InvalidConfiguration for a wrong
+        parameter; Timeout or ConnectError if no entry arrives in time."""
         check_parameters(READER_CHECKS, {"crypto_key_reader": crypto_key_reader})
         check_parameter("incarnation", make_whole_number_check(0, INT64_MAX), incarnation)
         check_parameter("first_index", make_whole_number_check(0, INT64_MAX), first_index)
@@ -752,7 +789,8 @@ class Client(ClosedAfterAsyncWith):
 
         Objects that are not closed after `timeout` seconds are ended at once. `timeout` None: CLOSE_SILENCE_MAX_S
         seconds after the last answer of a broker, and at most the operation time-out. Raises Timeout if messages have
-        no outcome by then; each of these messages gets AlreadyClosed, and may be stored."""
+        no outcome by then; each of these messages gets AlreadyClosed, and may be stored. Raises InvalidConfiguration
+        for a wrong `timeout`. Does nothing if the client is closed."""
         if timeout is not None:
             check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         if self._closed and self._connections is None:

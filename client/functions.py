@@ -25,7 +25,7 @@ class Function:
     @abstractmethod
     def process(self, input: Any, context: Any) -> Any:
         """Processes one message, whose value is `input`. Returns the value to publish to the output topic; None:
-        publishes nothing. `context`: a `Context`."""
+        nothing is published. `context`: a `Context`."""
 
 
 # --------------------------------------------------------------------------------------------------------- serde
@@ -46,7 +46,7 @@ class SerDe:
 
 class PickleSerDe(SerDe):
     """Converts values by Python's pickle. Reading pickled bytes can run code that they contain: use this only for
-    topics whose producers are trusted."""
+    topics whose producers are trusted. Both methods raise the errors of pickle, such as PicklingError."""
 
     def serialize(self, input: Any) -> bytes:
         return pickle.dumps(input)
@@ -57,7 +57,8 @@ class PickleSerDe(SerDe):
 
 class IdentitySerDe(SerDe):
     """Converts numbers and text to text, and leaves bytes unchanged. Bytes are read as the first of int, float, complex
-    and text that fits. Raises TypeError for a value of another type."""
+    and text that fits; bytes that are none of these are returned unchanged. `serialize` raises TypeError for a value of
+    another type."""
 
     _types = (int, float, complex, str)
 

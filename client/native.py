@@ -114,7 +114,8 @@ class KeySharedPolicy:
         return self
 
     def get_sticky_ranges(self) -> list[tuple[int, int]]:
-        """Returns the hash ranges of this consumer as (first, last) pairs, both included."""
+        """Returns the hash ranges of this consumer as (first, last) pairs, both included; an empty list if none was
+        set."""
         return self._ranges
 
     def policy(self) -> ConsumerKeySharedPolicy:
@@ -162,7 +163,9 @@ def _method(name: str, option: Option) -> Callable[..., Any]:
 
 class Configuration:
     """Base class of the configuration classes of Pulsar's C++ client. Each option of a subclass is a method: without an
-    argument it returns the value, with one it sets the value. Raises InvalidConfiguration for a wrong value."""
+    argument it returns the value, with one it sets the value and returns the configuration, or None as in Pulsar.
+    Raises InvalidConfiguration for a wrong value, TypeError for several arguments, and if an option that is only set is
+    read."""
 
     _options: ClassVar[dict[str, Option]] = {}
 
@@ -221,7 +224,7 @@ def _of(default: Any, parameter: str, *, chains: bool = True, reads: bool = True
 
 class ProducerConfiguration(_WithProperties):
     """A configuration whose options are the parameters of `Client.create_producer`, as in Pulsar's C++ client. A method
-    raises InvalidConfiguration for a wrong value."""
+    raises InvalidConfiguration for a wrong value, TypeError if an option that is only set is read."""
 
     _options = _rows(
         options.PRODUCER_CHECKS,
@@ -334,12 +337,12 @@ class ClientConfiguration(Configuration):
 
     def set_console_logger(self, level: LoggerLevel) -> ClientConfiguration:
         """Makes the client write log lines of the level `level` or above to standard output. Returns the
-        configuration."""
+        configuration. Raises InvalidConfiguration if `level` is no LoggerLevel."""
         return self.set_logger(ConsoleLogger(level))
 
     def set_file_logger(self, level: LoggerLevel, file: str) -> ClientConfiguration:
         """Makes the client append log lines of the level `level` or above to the file with the path `file`. Returns the
-        configuration."""
+        configuration. Raises InvalidConfiguration for an argument of a wrong type."""
         return self.set_logger(FileLogger(level, file))
 
     def parameters(self) -> dict[str, Any]:

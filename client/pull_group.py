@@ -141,8 +141,8 @@ class PullGroup(ClosedAfterAsyncWith):
         after it has lost them. `initial_position`: where a new group begins. `interval`: seconds between two requests
         for the names of the members. `options`: parameters of `Client.pull_consumer` except `offsets`.
 
-        Raises InvalidConfiguration for a wrong value, InvalidTopicName for a wrong name of a group, and the errors
-        of `Client.subscribe`."""
+        Raises InvalidConfiguration for a wrong value, InvalidTopicName for a wrong name of a group or topic, and the
+        errors of `Client.subscribe`. `on_assigned` and `on_revoked` may be coroutine functions."""
         check_parameter("topic", NAME_CHECK, topic)
         check_parameter("group", NAME_CHECK, group)
         parse_name_argument(check_subscription_name, group)
@@ -201,7 +201,7 @@ class PullGroup(ClosedAfterAsyncWith):
     ) -> PullResult:  # fmt: skip
         """Returns the next messages of a partition that this member has, as `PullConsumer.pull` does, with its errors;
         the next pull goes on after them. Raises NotAllowedError if the member does not have the partition, or has lost
-        it during the pull."""
+        it during the pull; AlreadyClosed after `close`, or the error that ended the group."""
         owned = self._find(partition)
         try:
             found = await owned.pull.pull(owned.index, max_messages, max_bytes, timeout, filter)
@@ -216,7 +216,8 @@ class PullGroup(ClosedAfterAsyncWith):
     async def commit(self, partition: int, index: int, note: bytes | None = None) -> None:
         """Stores `index` as the position at which the group goes on in this partition, with the note `note`, as
         `Consumer.commit` does, with its errors. Returns when the position is durable. Raises NotAllowedError if this
-        member does not have the partition; during `on_revoked` it still has it."""
+        member does not have the partition (during `on_revoked` it still has it); AlreadyClosed after `close`, or the
+        error that ended the group."""
         await self._find(partition, to_commit=True).lock.commit(index, note)
 
     # ------------------------------------------------------------------------------ the rebalances
@@ -357,7 +358,8 @@ class PullGroup(ClosedAfterAsyncWith):
 
     async def close(self) -> None:
         """Leaves the group: calls `on_revoked` with the member's partitions and waits for it, then gives the partitions
-        to the other members. May be called again."""
+        to the other members. If the group has ended with an error, does not call `on_revoked`. Errors of the callback
+        and of brokers are logged, not raised. May be called again."""
         if self._tasks.closed:
             return
         if self._watching is not None:

@@ -193,8 +193,9 @@ class Redrive:
 
     async def run(self) -> AsyncIterator[RedriveResult]:
         """Sends the letters back, and yields the result so far after each transaction. Must be called once. Raises
-        TopicNotFound or Unauthorized of a topic, ConsumerBusy if another redrive of the topic runs, and the errors of a
-        producer. What was committed before such an error stays committed."""
+        TopicNotFound or Unauthorized of a topic; ConsumerBusy if another redrive of the topic runs; TransactionAborted
+        or TransactionConflict after several aborts in a row; the errors of a producer, of the admin client and of a
+        commit, such as Unavailable or OutcomeUnknown. What was committed before such an error stays committed."""
         if self._to is not None:
             await self._client.connections.fetch_partition_count(self._to, create=False)
         parts = await self._admin.parts(self._topic.full)

@@ -190,8 +190,8 @@ Step = Callable[[Message, Context], Any]
 
 
 class StepOptions(NamedTuple):
-    """A step as `App.step` declares it: its function, its topics (`source`, `sink`, `state`), and parameters of
-    `process`."""
+    """A step as `App.step` declares it: its function, its topics (`source`, `sink`, `state`), and the parameters
+    `messages_max`, `timeout` (seconds) and `on_error` of `process`."""
 
     function: Step
     source: str
@@ -239,8 +239,10 @@ class App:
     ) -> ProcessStatistics:
         """Runs all steps until this is cancelled, or until no partition had a message for `idle_timeout_ms`; then
         returns the counters of all steps together. Creates the topics of states that do not exist. Repeats a step after
-        an error that may pass. Raises the exception of a function (with `on_error` "raise"), permanent errors such as
-        AuthorizationError, and InvalidConfiguration if a state has another number of partitions than its source."""
+        an error that may pass. Raises the exception of a function (with `on_error` "raise"); permanent errors such as
+        AuthorizationError; InvalidConfiguration if a state has another number of partitions than its source, or for a
+        wrong parameter; and the errors of `admin`, such as TopicNotFound if a source does not exist. `idle_timeout_ms`
+        None: runs until it is cancelled."""
         check_parameter("client", make_instance_check(Client, optional=False), client)
         check_parameter("admin", make_instance_check(AdminClient, optional=False), admin)
         workers: list[_Worker] = []

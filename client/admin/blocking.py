@@ -23,7 +23,8 @@ class Admin(ClosedAfterWith):
             admin.create_topic("flights", partitions=4)
 
     The event loop thread of the process does the work, and a method waits for its outcome. The methods may be called
-    from any thread. Close the object after use, or use a `with` statement."""
+    from any thread but that one, where they raise Interrupted; after Ctrl-C they raise CtrlC. Close the object after
+    use, or use a `with` statement."""
 
     def __init__(
         self, service_url: str, *, timeout_s: float = 30.0, authentication: object = None,

@@ -60,7 +60,7 @@ class AdminClient(OperationCaller, ClosedAfterAsyncWith):
     operation: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
     NotAllowed, InvalidName or InvalidRequest. The last two are raised before anything is sent, if the client can tell.
     Raises Unavailable if no broker is reached. After ConnectionLost and TimedOut it is unknown whether the operation
-    was done."""
+    was done. The constructor raises InvalidUrl or InvalidConfiguration for a wrong parameter."""
 
     def __init__(
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,

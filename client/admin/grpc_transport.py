@@ -62,8 +62,9 @@ from ..model.settings import ClientSettings
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A stored message that was read for inspection; no consumer received it. `publish_time_ms`: when it was published,
-    by the producer's clock, in ms since the epoch."""
+    """A stored message that was read for inspection; no consumer received it. `key`: empty if it has none.
+    `publish_time_ms`: when it was published, by the producer's clock, in ms since the epoch. `payload`: the bytes as
+    the producer's schema encoded them, decompressed."""
 
     topic: str  # of one partition, full name
     message_id: MessageId
@@ -79,7 +80,8 @@ class StoredMessage:
 class FindResult:
     """The result of one search in a partition: the messages that were found, the newest first, and how far the search
     got. `before_index`: the index below which the next search must continue; 0: everything was looked at. `why`: the
-    reason why the search stopped before that."""
+    reason why the search stopped before that. `looked_at` and `bytes`: how many messages the broker looked at, and the
+    bytes of their entries."""
 
     messages: list[StoredMessage]
     before_index: int
@@ -482,7 +484,8 @@ ArgumentChecks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 def make_operation_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     """Returns a method of AdminClient for `row`, a row of the table of operations. The method checks its arguments,
-    does the operation and returns the answer, as a list if the answer is a tuple."""
+    does the operation and returns the answer, as a list if the answer is a tuple. It raises TypeError for arguments
+    that do not fit its signature, InvalidName for a malformed name, and the errors of the transport."""
     signature, checks = make_method_signature(row)
     is_list = ANSWER_TYPES[row.name].startswith("tuple[")
 

@@ -154,7 +154,9 @@ class Client(faces.ClientFacade):
 
         docs/transactions.md has the rules. The transaction is aborted `timeout` seconds after its first operation.
         `name`: once a later client begins a transaction with the same name, commits of this transaction raise
-        TransactionFenced. `id` is another word for `name`."""
+        TransactionFenced. `id` is another word for `name`. Raises InvalidConfiguration for a wrong parameter;
+        AlreadyClosed if the client is closed; Timeout or ConnectError if no coordinator answers; TransactionFenced if
+        another program has taken the name over."""
         return Transaction(self.inner(), timeout, name, id, self._bodies)
 
     def half(
@@ -162,7 +164,9 @@ class Client(faces.ClientFacade):
     ) -> Half:
         """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics. They are published
         all together or not at all. `outputs`: one `Output` for each message, with a producer of this client. The other
-        parameters and the errors are those of `Producer.prepare`. Returns the half message when it is stored."""
+        parameters and the errors are those of `Producer.prepare`. Returns the half message when it is stored. Raises
+        InvalidMessage if one of `outputs` is no Output with a producer, InvalidConfiguration if its producer is another
+        client's."""
         inner = [to_asyncio_output(each) for each in outputs]
         work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
         return Half(self._run(work))
@@ -176,8 +180,9 @@ class Client(faces.ClientFacade):
                 return magnetar.Decision.COMMIT if order_exists(half.check_key) else magnetar.Decision.UNKNOWN
 
         The function runs in threads of its own, several calls at a time. It must decide by data that the program stored
-        elsewhere, such as a row of its database, because any program of the group may be asked. Raises
-        InvalidConfiguration for a coroutine function. See docs/transactions.md."""
+        elsewhere, such as a row of its database, because any program of the group may be asked. The decorator raises
+        InvalidConfiguration for a wrong `group`, for a coroutine function or no function, and if the client has a
+        function of the group; AlreadyClosed if the client is closed. See docs/transactions.md."""
 
         def register(function: CheckFunction) -> CheckFunction:
             if inspect.iscoroutinefunction(function):
@@ -224,8 +229,8 @@ class Client(faces.ClientFacade):
                 for message in (each for entry in entries for each in entry.messages()):
                     ...
 
-        The parameters and errors are those of asyncio's `Client.read_range`. Close the iterator to end the read early.
-        """
+        The parameters and errors are those of asyncio's `Client.read_range`; each step waits, and raises Interrupted in
+        the loop thread and CtrlC after Ctrl-C. Close the iterator to end the read early."""
         entries = self.inner().read_range(
             topic, first_index, end_index, crypto_key_reader=crypto_key_reader, incarnation=incarnation
         )
@@ -256,9 +261,9 @@ class Client(faces.ClientFacade):
         table views.
 
         Objects that are not closed after `timeout` seconds are ended at once. With `timeout` None that is
-        CLOSE_SILENCE_MAX_S seconds after the last answer of a broker, and at the latest after the operation time-out.
+        5 seconds after the last answer of a broker, and at the latest after the operation time-out.
         Raises Timeout if messages have no outcome by then: they may be stored. Raises AlreadyClosed if the client is
-        closed."""
+        closed, InvalidConfiguration for a wrong `timeout`."""
         if timeout is not None:
             check_parameters(TRANSACTION_CHECKS, {"timeout": timeout})
         if self._closed:
@@ -325,8 +330,9 @@ def process(
     then ends the transactions that it has begun. `statistics`: an object that counts while `process` runs.
 
     `on_error`: "raise" raises what the function raises. "nack" negatively acknowledges the message: it is delivered
-    again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
-    and the error that ends the consumer; InvalidConfiguration for a wrong parameter."""
+    again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown if a commit got no
+    answer, TransactionFenced, and the error that ends the consumer or a producer; InvalidConfiguration for a wrong
+    parameter, or if the consumer has a listener; Interrupted in the loop thread; CtrlC after Ctrl-C."""
     check_parameter("consumer", make_instance_check(Consumer, optional=False), consumer)
     check_parameter("producer", make_instance_check(Producer, optional=False), producer)
     check_parameter("function", FUNCTION_CHECK, function)

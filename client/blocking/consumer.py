@@ -183,11 +183,14 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
 
     def receive(self, timeout_millis: int | None = None, *, now: bool = False) -> Message:
         """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit.
+        milliseconds; None: waits without a limit. Raises AlreadyClosed, or the error that ended the consumer, if the
+        consumer has ended; ChecksumError for a damaged message; InvalidConfiguration for a wrong parameter, or if there
+        is a `message_listener`; Interrupted in the loop thread; CtrlC after Ctrl-C.
 
         `now`: asks the brokers instead of waiting, and raises NoMessageAvailable if they have no message for this
         consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it. `now`
-        and `timeout_millis` exclude each other."""
+        and `timeout_millis` exclude each other. With `now` raises Timeout or ConnectError if a broker does not answer,
+        OperationNotSupported if a broker is too old."""
         if self._listener is not None:
             self._check_no_listener()
         if self._epoch != FORK_COUNT[0]:
@@ -236,8 +239,10 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
 
     def batch_receive(self) -> list[Message]:
         """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy.
-        Returns an empty list if no message arrives within the time-out of that policy. If the call is interrupted, its
-        messages go back to the receiver queue."""
+        Returns an empty list if no message arrives within the time-out of that policy. Raises AlreadyClosed, or the
+        error that ended the consumer, if the consumer has ended; ChecksumError for a damaged message;
+        InvalidConfiguration if there is a `message_listener`. If the call is interrupted or raises, its messages go
+        back to the receiver queue."""
         self._check_no_listener()
         inner = self._current()
         batch = BatchReceiver(inner.inbox, monotonic)
@@ -261,7 +266,12 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
 
         With `ack_receipt_enabled` or `txn` the call waits, and returns when the acknowledgement survives any crash.
         With `txn` the messages count as acknowledged when that transaction commits. The call then raises
-        TransactionConflict if a message is acknowledged already, or in another transaction."""
+        TransactionConflict if a message is acknowledged already, or in another transaction; TransactionEnded if the
+        transaction is not open.
+
+        Raises InvalidMessage if this consumer did not receive a message; OperationNotSupported or InvalidConfiguration
+        for an id that names no partition or no message; AlreadyClosed if the consumer is closed. A call that waits also
+        raises Timeout or ConnectError if a broker does not answer."""
         if self._epoch != FORK_COUNT[0]:
             self._reopen()
         inner = self._inner
@@ -279,7 +289,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
         messages of the same key come after this one. `error`: the exception with which the program failed; it is
         described in the dead letter, if the message becomes one. Raises InvalidMessage if this consumer did not receive
-        the message."""
+        the message; OperationNotSupported or InvalidConfiguration for an id that names no partition or no message;
+        InvalidConfiguration if `error` is no exception. Does not wait for the broker."""
         inner = self._current()
         if inner.settings.redelivery_order == "key":
             self._run(inner.negative_acknowledge(message, error=error))
@@ -292,7 +303,7 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     def redeliver_unacknowledged_messages(self) -> None:
         """Asks the broker to deliver again all messages that were received before this call and are not acknowledged.
         Does not wait for the broker. Messages that wait in the client are dropped; the broker delivers them again, too.
-        """
+        Raises Interrupted in the loop thread."""
         inner = self._current()
 
         async def redeliver() -> None:
@@ -302,7 +313,7 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
 
     def pause_message_listener(self) -> None:
         """Pauses the message listener until `resume_message_listener` is called: it is called for no further message. A
-        call that has begun goes on."""
+        call that has begun goes on. Has no effect without a `message_listener`."""
         self._running.clear()
 
     def resume_message_listener(self) -> None:
@@ -336,8 +347,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         handlers have at the end.
 
         A handler that runs for a minute is reported by a warning in the log. A message that is delivered again while
-        its handler runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener, or
-        `function` is a coroutine function."""
+        its handler runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener,
+        `function` is a coroutine function, or a parameter is wrong."""
         options = ListenOptions(concurrency, order, threads, rate, breaker, acknowledge, stop_timeout)
         return self._listen_by(function, options)
 
@@ -398,7 +409,7 @@ class Listening(ProcessBoundFacade[AsyncListening]):
 
     def statistics(self) -> ListenerStatistics:
         """Returns the counters since the listener began, with the numbers of running handlers and waiting messages now.
-        """
+        Each call returns the same object."""
         return self._inner.statistics()
 
     @property
@@ -408,13 +419,15 @@ class Listening(ProcessBoundFacade[AsyncListening]):
 
     def wait(self) -> None:
         """Waits until the listener has ended: by `stop`, or with its consumer. Raises the error that ended the
-        consumer, unless the program closed it. Ctrl-C ends the wait, and not the listener."""
+        consumer, unless the program closed it; PulsarException if the listener itself failed; TransactionEnded in a
+        forked child process. Ctrl-C ends the wait, and not the listener."""
         self._run(self._current().wait())
 
     def stop(self, timeout: float | None = None) -> None:
         """Stops the listener: no further handler is called, and messages that wait for a handler go back to the
         receiver queue. Running handlers have `timeout` seconds (None: `stop_timeout`) to end. A handler that takes
-        longer goes on in its thread, and its outcome counts while the consumer is open. May be called again."""
+        longer goes on in its thread, and its outcome counts while the consumer is open. May be called again. Raises
+        InvalidConfiguration for a wrong `timeout`, TransactionEnded in a forked child process."""
         self._run(self._current().stop(timeout))
 
     def __enter__(self) -> Listening:
@@ -456,7 +469,9 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
         """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit. Raises InvalidConfiguration if the reader has a listener."""
+        milliseconds; None: waits without a limit. Raises InvalidConfiguration if the reader has a listener, or for a
+        wrong `timeout_millis`; AlreadyClosed, or the error that ended the reader, if the reader has ended;
+        ChecksumError for a damaged message; Interrupted in the loop thread; CtrlC after Ctrl-C."""
         if self._listener is not None:
             raise InvalidConfiguration("this reader has a reader_listener: it gets the messages")
         if timeout_millis is not None and (
@@ -477,7 +492,8 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
 
     def has_message_available(self) -> bool:
         """Returns whether the topic has a message after the last one that was read. Asks the brokers if no message
-        waits in the client."""
+        waits in the client. Raises Timeout or ConnectError if a broker does not answer, AlreadyClosed if the reader is
+        closed."""
         inner = self._current()
         return len(inner.inbox) > 0 or self._run(inner.has_message_available())
 
@@ -530,8 +546,9 @@ def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Mess
     """Waits in the calling thread for a message, removes it from the queue and returns it. Raises Timeout if no message
     arrives within `timeout_s` seconds (None: no limit), and the error with which the queue ended.
 
-    Ctrl-C ends the wait within LOOK_S seconds (client/blocking/loop_thread.py), and raises CtrlC. If this thread was
-    woken for a message, or had removed one, the next receiver gets that message."""
+    Ctrl-C ends the wait within INTERRUPT_POLL_S seconds (client/blocking/loop_thread.py), and raises CtrlC. If this
+    thread was woken for a message, or had removed one, the next receiver gets that message. Raises ChecksumError for a
+    damaged message."""
     gate = threading.Lock()
     gate.acquire()
     wake = gate.release

@@ -104,38 +104,44 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
 
     def sink_status(self, sink_id: str) -> SinkStatus | None:
         """Returns the number of the last batch that was committed to a sink, and the query that wrote it; None if no
-        batch was committed.
+        batch was committed. Raises InvalidConfiguration if `sink_id` is empty or no text; AlreadyClosed if the client
+        is closed; Timeout or ConnectError if no coordinator answers.
         """
         return self._run(self._current().sink_status(sink_id))
 
     def commit_transaction(self, txn_id: TxnId | str) -> None:
         """Commits a transaction that any program of this role prepared. May be called again. Raises TransactionAborted
         if it was aborted, TransactionForgotten if it ended too long ago, InvalidTxnStatusError if it is open: only the
-        program that began it can commit it then.
+        program that began it can commit it then. Raises InvalidConfiguration if `txn_id` is no id; AlreadyClosed if the
+        client is closed; Timeout or ConnectError if no coordinator answers.
         """
         self._run(self._current().commit_transaction(txn_id))
 
     def abort_transaction(self, txn_id: TxnId | str) -> None:
         """Aborts a prepared or open transaction that any program of this role began. May be called again. Raises
-        InvalidTxnStatusError if the transaction is committed, TransactionForgotten if it ended too long ago.
+        InvalidTxnStatusError if the transaction is committed, TransactionForgotten if it ended too long ago,
+        InvalidConfiguration if `txn_id` is no id; AlreadyClosed if the client is closed; Timeout or ConnectError if no
+        coordinator answers.
         """
         self._run(self._current().abort_transaction(txn_id))
 
     def commit_half(self, half_id: TxnId | str) -> None:
         """Publishes a half message that any program of this role prepared; waits and raises as `Half.commit` does.
-        `half_id`: its id, or the text of the id.
+        `half_id`: its id, or the text of the id; raises InvalidConfiguration if it is neither.
         """
         self._finish(self._current().commit_half(half_id))
 
     def rollback_half(self, half_id: TxnId | str) -> None:
         """Drops a half message that any program of this role prepared; waits and raises as `Half.rollback` does.
-        `half_id`: its id, or the text of the id.
+        `half_id`: its id, or the text of the id; raises InvalidConfiguration if it is neither.
         """
         self._finish(self._current().rollback_half(half_id))
 
     def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """Asks the coordinator for the state of a transaction: OPEN, PREPARED, COMMITTED or ABORTED. `txn_id`:
-        `Transaction.id`, or its text. Raises TransactionForgotten if it ended too long ago.
+        `Transaction.id`, or its text; raises InvalidConfiguration if it is neither. Raises TransactionForgotten if the
+        transaction ended too long ago; AlreadyClosed if the client is closed; Timeout or ConnectError if no coordinator
+        answers.
         """
         return self._run(self._current().transaction_status(txn_id))
 
@@ -182,6 +188,12 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
         urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
         (docs/sdk.md).
+
+        Raises TopicNotFound if the topic does not exist and may not be created; ProducerBusy if another producer has
+        the name or exclusive access, or the topic has its maximum of producers; ProducerFenced; IncompatibleSchema;
+        AuthorizationError; CryptoError if messages cannot be encrypted; InvalidTopicName, InvalidConfiguration or
+        OperationNotSupported for a wrong parameter; AlreadyClosed if the client is closed; Timeout or ConnectError if
+        brokers do not answer.
         """
         return self._create_producer(copy_parameters(locals()))
 
@@ -281,7 +293,10 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         receives from the most urgent level that has a message.
 
         Raises ConsumerBusy if the subscription has an exclusive consumer, consumers of another type or with other
-        settings, or the maximum of consumers; InvalidConfiguration if parameters contradict each other.
+        settings, or the maximum of consumers; InvalidConfiguration if parameters contradict each other;
+        InvalidTopicName or OperationNotSupported for another wrong parameter; TopicNotFound or SubscriptionNotFound if
+        it does not exist and may not be created; IncompatibleSchema; AuthorizationError; AlreadyClosed if the client is
+        closed; Timeout or ConnectError if brokers do not answer.
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
@@ -307,7 +322,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. Raises
         RequestFailed, with the class and text of the exception, if the handler raised one. Replies are not stored: use
         two topics for replies that must not be lost (docs/sdk.md). A reply that comes after the call has ended is
-        dropped and counted (`late_replies`).
+        dropped and counted (`late_replies`). Raises InvalidMessage, InvalidTopicName or InvalidConfiguration for a
+        wrong parameter, and the errors of a producer of the topic and of a consumer of the replies.
         """
         return self._run(self._current().request(**copy_parameters(locals())))
 
@@ -338,6 +354,10 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         messages, and the reader itself drops those that do not match the filter. docs/settings.md describes the other
         parameters.
 
+        Raises TopicNotFound if the topic does not exist and may not be created; IncompatibleSchema; AuthorizationError;
+        InvalidTopicName, InvalidConfiguration or OperationNotSupported for a wrong parameter; AlreadyClosed if the
+        client is closed; Timeout or ConnectError if brokers do not answer.
+
         `reader_listener(reader, message)` is called in a thread of its own.
         """
         return self._create_reader(copy_parameters(locals()))
@@ -352,7 +372,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
     ) -> TableView:
         """Opens and returns a table view: a dictionary of the latest value of each key of a topic, which is kept up to
         date. When the call returns, the view contains everything that the topic had stored. `subscription_name`: the
-        name of its reader at the broker; None: a random one. Raises CryptoError if a message cannot be decrypted.
+        name of its reader at the broker; None: a random one. Raises CryptoError if a message cannot be decrypted, and
+        the errors of `create_reader`.
         """
         return self._create_table_view(copy_parameters(locals()))
 
@@ -370,13 +391,16 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         """Opens and returns a pull consumer, which pulls messages of a topic by index, without a subscription.
         `offsets`: the OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md);
         None: it stores none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message
-        that cannot be decrypted.
+        that cannot be decrypted. Raises OperationNotSupported for a topic that is not persistent, and the errors of
+        `create_reader`.
         """
         return self._pull_consumer(copy_parameters(locals()))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
-        or does not exist. Creates nothing. Raises TopicNotFound if the namespace or tenant does not exist.
+        or does not exist. Creates nothing. Raises TopicNotFound if the namespace or tenant does not exist;
+        InvalidTopicName if `topic` is malformed; AlreadyClosed if the client is closed; Timeout or ConnectError if no
+        broker answers.
         """
         return self._run(self._current().get_topic_partitions(topic))
 
@@ -417,7 +441,8 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         cluster's default), a program that answers for `group` (`Client.on_check`) is asked about `check_key`.
         docs/transactions.md has the rules.
 
-        Raises ServiceUnitNotReady if the group has too many undecided half messages; MessageTooBig; or Timeout, after
+        Raises ProducerBlockedQuotaExceededError if the group has too many undecided half messages; MessageTooBig;
+        InvalidMessage or InvalidConfiguration for a wrong parameter; AlreadyClosed; ConnectError; or Timeout, after
         which the half message may be stored, and is then rolled back.
         """
         return self._half(self._run(self._current().prepare(**copy_parameters(locals()))))
@@ -441,7 +466,9 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         parameters apply to each message.
 
         If messages failed, raises the exception of the first failure, when all messages have outcomes. If a message is
-        refused before it is sent, raises at once: the messages before it are sent, those after it are not.
+        refused before it is sent, raises one of the errors of `send_nowait` at once: the messages before it are sent,
+        those after it are not. Returns an empty list if `contents` is empty; raises InvalidConfiguration if it is not
+        iterable.
         """
         return self._run(self._current().send_many(**{**copy_parameters(locals()), "txn": asyncio_transaction_of(txn)}))
 
@@ -451,8 +478,9 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         sent, for a producer with `levels`. May be called again after an error.
 
         Raises NotAllowedError if the time of the message has come, or a subscription has got it; TopicNotFound if the
-        topic has no such message, or its transaction has not committed. A subscription that is created later from an
-        earlier position gets the message.
+        topic has no such message, or its transaction has not committed; InvalidConfiguration if `message_id` is no
+        MessageId; InvalidMessage for a `priority` that the topic does not have; Timeout or ConnectError if the broker
+        does not answer. A subscription that is created later from an earlier position gets the message.
         """
         return self._run(self._current().cancel(message_id, priority=priority))
 
@@ -472,14 +500,16 @@ class HalfFacade(ProcessBoundFacade[AsyncHalf]):
 
         Raises TransactionAborted if the half message was rolled back, and HalfParked if an operator must decide. If a
         topic refuses one of its messages (TopicTerminated, …), raises that error: none of them is published, and the
-        half message is parked. After OutcomeUnknown call `commit` again; otherwise a program of the group is asked.
+        half message is parked. Raises OutcomeUnknown if no coordinator answers in time: call `commit` again; if the
+        program does not, a program of the group is asked. Raises AlreadyClosed after the close of the client.
         """
         self._finish(self._current().commit())
 
     def rollback(self) -> None:
         """Drops the half message without publishing it; returns when this is final. May be called again. Raises
-        TransactionEnded if the half message was committed, HalfParked if an operator must decide. After OutcomeUnknown
-        call `rollback` again; otherwise a program of the group is asked.
+        TransactionEnded if the half message was committed, HalfParked if an operator must decide. Raises OutcomeUnknown
+        if no coordinator answers in time: call `rollback` again; if the program does not, a program of the group is
+        asked. Raises AlreadyClosed after the close of the client.
         """
         self._finish(self._current().rollback())
 
@@ -509,8 +539,10 @@ class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
 
         Raises TransactionAborted if nothing in the transaction counts, for example because an operation in it failed;
         TransactionFenced if a later program took its name over; TransactionEnded after `abort`. Raises Timeout if the
-        commit is durable and not visible in time. After OutcomeUnknown call `commit` again, or ask
-        `transaction_status`.
+        commit is durable and not visible in time. Raises OutcomeUnknown if the coordinator did not answer, or the
+        client was closed during the commit: call `commit` again, or ask
+        `transaction_status`. Raises InvalidTxnStatusError before the transaction has begun, InvalidConfiguration for
+        another `wait`.
         """
         self._finish(self._current().commit(wait))
 
@@ -519,7 +551,8 @@ class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
         more. The transaction then waits for its end for `until` seconds (0: as long as the cluster allows), even if
         this client or the coordinator crashes. `commit` or `abort` ends it, also from another program by its id:
         `Client.commit_transaction`, `abort_transaction`, or asyncio's `commit_batch`. Until then readers wait for it.
-        May be called again before the end. Raises what `commit` raises, and TransactionEnded after the end.
+        May be called again before the end. Raises the errors of `commit`; TransactionEnded after the end;
+        InvalidConfiguration if `until` is not a number of seconds from 0 to ten years.
         """
         self._finish(self._current().prepare(until))
 
@@ -527,7 +560,8 @@ class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
         """Aborts the transaction: nothing in it counts, and messages that it acknowledged are delivered again. Returns
         when the abort is durable, with `wait` "visible" when it has taken effect at all topics, or when no coordinator
         answers: then the time-out aborts it. May be called again. Raises TransactionEnded if the transaction is
-        committed, or may be; OutcomeUnknown if it was prepared, and its coordinator does not answer.
+        committed, or may be; OutcomeUnknown if it was prepared, and its coordinator does not answer;
+        InvalidTxnStatusError before the transaction has begun; InvalidConfiguration for another `wait`.
         """
         self._finish(self._current().abort(wait))
 
@@ -541,20 +575,24 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         return self._inner.subscription_name()
 
     def consumer_name(self) -> str:
-        """Returns the name of the consumer, given by the program or by the broker."""
+        """Returns the name of the consumer, given by the program or by the broker. If the program gave none, it is
+        empty until a broker has given one.
+        """
         return self._inner.consumer_name()
 
     def record_error(self, which: Message | MessageId, error: BaseException) -> None:
         """Records the exception with which the program failed at the message: it is described in the dead letter, if
         the message becomes one. Does not acknowledge anything. Raises InvalidMessage if this consumer did not receive
-        the message. May be called from any thread.
+        the message; OperationNotSupported or InvalidConfiguration for an id that names no partition or no message. May
+        be called from any thread.
         """
         self._current().record_error(which, error)
 
     def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
         """Acknowledges this message and all messages before it in its partition; waits, and takes `txn`, as
-        `acknowledge` does. Raises CumulativeAcknowledgementNotAllowedError for Shared and KeyShared, and for a consumer
-        with `debounce`.
+        `acknowledge` does, and raises its errors. Raises CumulativeAcknowledgementNotAllowedError for Shared and
+        KeyShared, and for a consumer with `debounce`. A call that waits raises OperationNotSupported if a message in
+        chunks began before this message and is not acknowledged yet.
         """
         self._run(self._current().acknowledge_cumulative(message, txn=asyncio_transaction_of(txn)))
 
@@ -578,7 +616,8 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         which the program failed; the copy, and its dead letter, describe it. `properties`: added to those of the copy.
 
         Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
-        itself. If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then.
+        itself; InvalidMessage if this consumer did not receive the message; InvalidConfiguration for a wrong parameter.
+        If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then.
         """
         self._run(self._current().reconsume_later(**copy_parameters(locals())))
 
@@ -586,15 +625,18 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
         epoch. The time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's
         clock. The id of a message moves only its partition; raises InvalidMessage if the consumer does not read that
-        partition. Returns when the brokers have moved the subscription.
+        partition, OperationNotSupported if the id does not name it. Returns when the brokers have moved the
+        subscription. Raises InvalidConfiguration for another argument; Timeout or ConnectError if a broker does not
+        answer; AlreadyClosed if the consumer is closed.
         """
         self._run(self._current().seek(messageid))
 
     def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
         """Moves the subscription in one partition to the message with this index, or to the first message after it that
-        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Raises
-        InvalidConfiguration if the consumer has no such partition. Returns when the broker has moved the
-        subscription.
+        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Returns
+        when the broker has moved the subscription. Raises InvalidConfiguration if the consumer has no such partition,
+        or `index` is negative; InvalidTopicName if `partition` is no name of a topic; Timeout or ConnectError if the
+        broker does not answer; AlreadyClosed if the consumer is closed.
         """
         self._run(self._current().seek_index(index, partition=partition))
 
@@ -606,33 +648,38 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
         or a seek removes them. `partition`: as for `seek_index`.
 
-        Raises InvalidConfiguration for an index after the end of the topic; CumulativeAcknowledgementNotAllowedError
-        for Shared and KeyShared; NotAllowedError for a Failover consumer that is not active, and for a note of a
-        subscription that is not durable; ConnectError if the subscription is moved during the commit.
+        Raises InvalidConfiguration for an index after the end of the topic, or another wrong parameter;
+        CumulativeAcknowledgementNotAllowedError for Shared, KeyShared and `debounce`; NotAllowedError for a Failover
+        consumer that is not active, and for a note of a subscription that is not durable; ConnectError if the
+        subscription is moved during the commit; Timeout or ConnectError if the broker does not answer; AlreadyClosed
+        if the consumer is closed; OperationNotSupported if the broker is too old.
         """
         self._run(self._current().commit(index, note, partition=partition))
 
     def progress(self) -> dict[str, PartitionProgress]:
         """Asks the brokers for the position of the subscription in each partition, and returns it by the full name of
-        the partition. What this consumer acknowledged before counts, though it may not survive a crash yet.
+        the partition. What this consumer acknowledged before counts, though it may not survive a crash yet. Raises
+        Timeout or ConnectError if a broker does not answer, AlreadyClosed if the consumer is closed,
+        OperationNotSupported if a broker is too old. Returns an empty dict if the consumer reads no partition now.
         """
         return self._run(self._current().progress())
 
     def position(self) -> dict[str, int]:
         """Asks the brokers, and returns for each partition, by its full name, the index of the first message that is
-        not acknowledged.
+        not acknowledged. Raises the errors of `progress`.
         """
         return self._run(self._current().position())
 
     def end(self) -> dict[str, int]:
         """Asks the brokers, and returns for each partition, by its full name, the index that follows that of the newest
-        message.
+        message that the subscription may get. Raises the errors of `progress`.
         """
         return self._run(self._current().end())
 
     def lag(self) -> dict[str, int]:
         """Asks the brokers, and returns for each partition, by its full name, how many messages follow the first
-        unacknowledged one, itself included. Those that are acknowledged out of order count, too.
+        unacknowledged one, itself included; 0 if all are acknowledged. Those that are acknowledged out of order count,
+        too. Raises the errors of `progress`.
         """
         return self._run(self._current().lag())
 
@@ -644,19 +691,22 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         for others, and InvalidConfiguration if the topic has no such partition. On Exclusive a partition has one
         consumer. If another consumer still has a partition of `partitions`, raises ConsumerBusy, takes no new
         partition, and keeps those that this consumer has; call `assign` again when the other has left. So no two
-        consumers commit for one partition at the same time.
+        consumers commit for one partition at the same time. Raises InvalidConfiguration if `partitions` is no list of
+        numbers; Timeout or ConnectError if a broker does not answer.
         """
         self._run(self._current().assign(partitions))
 
     def get_last_message_id(self) -> MessageId:
-        """Asks the broker, and returns the id of the topic's last message. Raises OperationNotSupported if the topic
-        has several partitions.
+        """Asks the broker, and returns the id of the topic's last message that the subscription can receive; if there
+        is none, its ledger id and entry id are -1. Raises OperationNotSupported unless the consumer reads exactly one
+        partition; Timeout or ConnectError if the broker does not answer; AlreadyClosed if the consumer is closed.
         """
         return self._run(self._current().get_last_message_id())
 
     def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer. Raises NotAllowedError if the subscription has other
-        consumers.
+        consumers; Timeout or ConnectError if a broker does not answer; AlreadyClosed if the consumer is closed. If it
+        raises, the consumer stays open, and the subscription may be deleted at some of the partitions.
         """
         self._run(self._current().unsubscribe())
 
@@ -667,7 +717,8 @@ class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
 
     def list_partitions(self) -> list[int]:
         """Asks a broker, and returns the numbers of the topic's partitions; an empty list if the topic is not
-        partitioned.
+        partitioned. Raises TopicNotFound if the topic does not exist and may not be created; Timeout or ConnectError if
+        no broker answers.
         """
         return self._run(self._current().list_partitions())
 
@@ -687,25 +738,30 @@ class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
 
         `filter`: an expression of docs/features.md over properties. Messages that it does not want are left out, and
         `next_index` is after them. A pull returns after it has looked at 10,000 unwanted messages. `partition`: needed
-        for a partitioned topic; see `list_partitions`. A cancelled pull may be repeated.
+        for a partitioned topic; see `list_partitions`. A cancelled pull may be repeated. Raises InvalidConfiguration
+        for a wrong parameter or filter, CryptoError or ChecksumError for a message that cannot be read, and the other
+        errors that the class lists.
         """
         return self._run(self._current().pull(**copy_parameters(locals())))
 
     def load_offset(self, *, partition: int | None = None) -> int:
         """Returns the index that was stored last for this partition; if there is none, the index of the oldest message.
-        Raises InvalidConfiguration if the consumer was opened without `offsets`.
+        Raises InvalidConfiguration if the consumer was opened without `offsets`; the errors of the store; and those
+        that the class lists, such as TopicNotFound if the topic was deleted and created again.
         """
         return self._run(self._current().load_offset(partition=partition))
 
     def store_offset(self, index: int, *, partition: int | None = None) -> None:
         """Stores the index at which this program goes on; returns when the store has it. Raises InvalidConfiguration if
-        the consumer was opened without `offsets`.
+        the consumer was opened without `offsets`; the errors of the store; and those that the class lists, such as
+        TopicNotFound if the topic was deleted and created again.
         """
         self._run(self._current().store_offset(index, partition=partition))
 
     def progress(self, *, partition: int | None = None) -> PartitionProgress:
         """Asks the broker for the range of a partition, and returns it: `earliest` and `end` are the range; the other
-        fields mean nothing to a pull consumer.
+        fields mean nothing to a pull consumer. Raises the errors that the class lists, such as InvalidConfiguration for
+        a partition that the topic does not have.
         """
         return self._run(self._current().progress(partition=partition))
 
@@ -720,14 +776,18 @@ class ReaderFacade(ForkReopenedFacade[AsyncReader]):
         Returns when the brokers have moved the reader.
 
         The id of a message moves only the partition of that message; the other partitions keep their positions. Raises
-        InvalidMessage if the reader does not read that partition.
+        InvalidMessage if the reader does not read that partition; OperationNotSupported if the id does not name its
+        partition; InvalidConfiguration for another argument; Timeout or ConnectError if a broker does not answer;
+        AlreadyClosed if the reader is closed.
         """
         self._run(self._current().seek(messageid))
 
     def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
         """Moves the reader in one partition to the message with this index, or to the first message after it that is
         kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Raises
-        InvalidConfiguration if the reader has no such partition. Returns when the broker has moved the reader.
+        InvalidConfiguration if the reader has no such partition, or `index` is negative; InvalidTopicName if
+        `partition` is no name of a topic; Timeout or ConnectError if the broker does not answer; AlreadyClosed if the
+        reader is closed. Returns when the broker has moved the reader.
         """
         self._run(self._current().seek_index(index, partition=partition))
 

@@ -240,7 +240,8 @@ _thread: LoopThread | None = None
 
 def shared_loop_thread() -> LoopThread:
     """Returns the loop thread of this process; the first call in a process starts it. The LoopThread is made in another
-    thread than the caller's: Ctrl-C interrupts only the main thread, so that no event loop is left half made."""
+    thread than the caller's: Ctrl-C interrupts only the main thread, so that no event loop is left half made. Raises
+    RuntimeError if no thread can be started, for example while the interpreter ends."""
     if _thread is not None:
         return _thread
     made: Future[LoopThread] = Future()
@@ -335,7 +336,7 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
 
     def inner(self) -> Inner:
         """Returns the asyncio object that does the work in this process. In a forked child process the first call opens
-        a new one."""
+        a new one, and raises the errors of opening it, such as OperationNotSupported if the parent had connections."""
         return self._current()
 
     def _reopen(self) -> None:
@@ -357,7 +358,8 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
     def close(self) -> None:
         """Closes the object, and waits until it is closed. A producer is flushed before; a consumer sends its waiting
         acknowledgements before. Does nothing in a forked child process in which the object was not opened again. A
-        producer raises Timeout if messages have no outcome in time, AlreadyClosed if it is closed already."""
+        producer raises Timeout if messages have no outcome in time, AlreadyClosed if it is closed already. Raises
+        Interrupted in the loop thread, CtrlC after Ctrl-C."""
         self._dropped.detach()
         if self._epoch == FORK_COUNT[0]:
             self._thread.run(self._inner.close())

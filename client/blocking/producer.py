@@ -228,7 +228,10 @@ class Producer(ProducerFacade):
         outcome is known. The other parameters are those of `send`.
 
         Raises ProducerQueueIsFull or MemoryBufferIsFull if there is no room (with `block_if_queue_full` waits for room,
-        except in the loop thread), and InvalidMessage, MessageTooBig or AlreadyClosed before anything is sent."""
+        except in the loop thread), and InvalidMessage, MessageTooBig, CryptoError or AlreadyClosed (or the error that
+        ended the producer) before anything is sent; SendVetoed if a hook refuses the message; the exception of a
+        `message_router`; and with `txn` TransactionEnded if it is not open, InvalidConfiguration if it is another
+        client's. `callback` is not called then."""
         if self._epoch != FORK_COUNT[0]:
             self._reopen()
         if callback is not None and not callable(callback):
@@ -291,8 +294,10 @@ class Producer(ProducerFacade):
         expires_in: timedelta | float | None = None,
         priority: int | None = None,
     ) -> MessageId:
-        """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
-        its Result.
+        """Sends a message, waits until it is durable and returns its id. Raises the errors of `send_async` if the
+        message is refused before it is sent; if it fails later, the exception of its Result, such as Timeout
+        (`send_timeout_millis` have passed: it may be stored), TopicTerminated or ProducerFenced. Raises Interrupted in
+        the loop thread; CtrlC after Ctrl-C, after which the message may be stored.
 
         `txn`: the message counts when that transaction commits (docs/transactions.md). `expires_at` (a datetime with a
         time zone, or ms since the epoch) or `expires_in` (a timedelta, or seconds from now): from then on, by the

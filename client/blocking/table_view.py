@@ -40,7 +40,7 @@ class TableView(TableViewFacade):
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
         """Calls `callback(key, value)` for each key that the table has now, in the calling thread, and then for each
         change, in a thread of its own. An empty value means that the key was deleted. An exception of the callback is
-        logged."""
+        logged, also if it is not callable. Raises Interrupted in the loop thread, CtrlC after Ctrl-C."""
         listener = _LateListener(callback, self._listening())
         view = self._current()
 

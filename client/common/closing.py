@@ -29,7 +29,7 @@ from .loggers import OnBroken, ignore_error, report_failure, run_logging_errors
 # ----------------------------------------------------------------------------------------------------- due_timer
 # The timer of a driver: it calls when the time has come that the driver's core waits for.
 #
-#     timer.arm(core.due)         an earlier time replaces a later one; a timer that fires too early finds nothing to do
+#     timer.move_to_earlier(due)  an earlier time replaces a later one; a timer that fires too early finds nothing to do
 #     timer.stop()
 #
 # The event loop rounds its timers and has a clock of its own: `reached` gets a time that is never before the one that
@@ -88,7 +88,8 @@ class Deadlines:
 
     async def wait(self, future: asyncio.Future[T], at: float) -> T:
         """Waits for `future` and returns its result, or raises its error. Raises TimeoutError if there is no result at
-        the time `at`. No other code may await the future: it ends at the deadline, and is cancelled if this wait is."""
+        the time `at`, in seconds of the clock `now`. No other code may await the future: it ends at the deadline, and
+        is cancelled if this wait is."""
         if future.done():
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
@@ -138,7 +139,8 @@ class EventLoopCaller:
 
     def call(self, work: Callable[[], object], broke: OnBroken) -> None:
         """Runs `work()` in the event loop later, after the functions of earlier calls. May be called from any thread.
-        If `work` raises an error, the loop calls `broke(error)`."""
+        If `work` raises an error, the loop calls `broke(error)`. The first call after the loop was closed raises
+        RuntimeError."""
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True
@@ -156,11 +158,11 @@ class EventLoopCaller:
 
 
 class ClosedAfterAsyncWith:
-    """Base class of objects that are closed at the end of their `async with` block. AlreadyClosed is not raised
-    there."""
+    """Base class of objects that are closed at the end of their `async with` block. If `close` raises AlreadyClosed
+    there, the error is ignored."""
 
     async def close(self) -> None:
-        """Closes the object; a subclass overrides this."""
+        """Closes the object; a subclass must override this: the base class raises NotImplementedError."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -218,10 +220,11 @@ async def timeout_after_silence(
 
 
 class ClosedAfterWith:
-    """Base class of objects that are closed at the end of their `with` block. AlreadyClosed is not raised there."""
+    """Base class of objects that are closed at the end of their `with` block. If `close` raises AlreadyClosed there,
+    the error is ignored."""
 
     def close(self) -> None:
-        """Closes the object; a subclass overrides this."""
+        """Closes the object; a subclass must override this: the base class raises NotImplementedError."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

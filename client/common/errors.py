@@ -356,8 +356,8 @@ class ConsumerAssignError(PulsarException):
 
 
 class CumulativeAcknowledgementNotAllowedError(PulsarException):
-    """Raised by a cumulative acknowledgement on a Shared or KeyShared subscription, which has no order of messages, or
-    of a consumer with `debounce`: acknowledge single messages there."""
+    """Raised by a cumulative acknowledgement, or by `Consumer.commit`, on a Shared or KeyShared subscription, which has
+    no order of messages, or of a consumer with `debounce`: acknowledge single messages there."""
 
 
 class TransactionCoordinatorNotFoundError(PulsarException):
@@ -465,7 +465,7 @@ class DataLost(BrokerPersistenceError):
 
     @property
     def ledger(self) -> int:
-        """Returns the id of the ledger that contained the lost entries, as in message ids."""
+        """Returns the id of the ledger that contained the lost entries, as in message ids; -1 if it is not known."""
         return int(self.fields.get("ledger", -1))
 
     @property
@@ -572,8 +572,8 @@ T = TypeVar("T")
 
 
 async def run_translating_errors(awaitable: Awaitable[T]) -> T:
-    """Awaits `awaitable` and returns its result. Raises the errors of servers and of the runtime as those of the
-    SDK."""
+    """Awaits `awaitable` and returns its result. Raises the errors of servers and of the runtime as exceptions of the
+    SDK (`translate_error`), and any other exception unchanged."""
     try:
         return await awaitable
     except PulsarException:

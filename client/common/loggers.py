@@ -80,7 +80,8 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def check_logger(logger: object) -> None:
-    """Raises WrongValue if `logger` is not one of the kinds of loggers that `Client(logger=…)` accepts."""
+    """Raises WrongValue if `logger` is not one of the kinds of loggers that `Client(logger=…)` accepts: a
+    logging.Logger, a ConsoleLogger, a FileLogger, or None."""
     if logger is not None and not isinstance(logger, logging.Logger | ConsoleLogger | FileLogger):
         raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shorten_value(logger)}")
 
@@ -177,7 +178,7 @@ def reraise_interrupt(error: BaseException) -> BaseException:
 def is_cancelled(error: BaseException) -> bool:
     """Returns whether `error`, which ended an `await` of the application's code, must be raised again: the awaiting
     task is cancelled or closed, or Ctrl-C was pressed. Returns False for a CancelledError that the code raised
-    itself."""
+    itself. Must be called in the event loop."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0

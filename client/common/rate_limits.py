@@ -133,13 +133,14 @@ class SharedRateLimiter:
 
     def allow(self, count: float = 1) -> bool:
         """Takes `count` permits and returns True; returns False, and takes none, if there are too few now. `count`
-        calls may begin after True."""
+        calls may begin after True. Raises InvalidConfiguration if `count` is not a number from 0 on."""
         check_parameter("count", COUNT_CHECK, count)
         with self._lock:
             return self._bucket.try_spend_tokens(count, self._clock())
 
     def delay_s(self, count: float = 1) -> float:
-        """Returns the seconds until `allow(count)` returns True, if no other caller takes the permits; 0: now."""
+        """Returns the seconds until `allow(count)` returns True, if no other caller takes the permits; 0: now. Raises
+        InvalidConfiguration if `count` is not a number from 0 on."""
         check_parameter("count", COUNT_CHECK, count)
         with self._lock:
             return self._bucket.seconds_until_tokens(count, self._clock())
@@ -182,7 +183,7 @@ class AsyncRateLimiter(SharedRateLimiter):
     async def wait(self, count: float = 1, timeout: float | None = None) -> None:
         """Waits until there are `count` permits, and takes them. Calls in one event loop are served in order. Raises
         Timeout if there are too few within `timeout` seconds (None: waits without a limit). Takes none then, and none
-        if the caller is cancelled."""
+        if the caller is cancelled. Raises InvalidConfiguration for a wrong parameter."""
         check_parameter("timeout", SECONDS_CHECK, timeout)
         if self._turn is None:
             self._turn = asyncio.Lock()
@@ -225,7 +226,8 @@ class RateLimiter(SharedRateLimiter):
 
     def wait(self, count: float = 1, timeout: float | None = None) -> None:
         """Waits in the calling thread until there are `count` permits, and takes them. Raises Timeout, and takes none,
-        if there are too few within `timeout` seconds; None: waits for ever."""
+        if there are too few within `timeout` seconds; None: waits for ever. Raises InvalidConfiguration for a wrong
+        parameter."""
         check_parameter("timeout", SECONDS_CHECK, timeout)
         deadline = None if timeout is None else self._clock() + timeout
         never = threading.Event()
@@ -431,8 +433,7 @@ EXCEPTIONS_CHECK = ParameterCheck(
 # **Compressed entries.** An entry of 2 KB may declare 64 MiB, and a window of such entries arrives before their size is
 # known. So an entry that declares LARGE_ENTRY_BYTES or more is counted by itself (`decompressed_bytes`) until the
 # application takes it. It is decompressed when there is room below the limit, or when its partition's consumer has no
-# other entry of that size. Until then it stays compressed, and so do the entries after it
-# (client/consume/deliveries.py).
+# other entry of that size. Until then it stays compressed, and so do those after it (client/consume/deliveries.py).
 #
 # All methods must be called in the event loop. Guard: tests/client/consume/test_receive_memory.py.
 
@@ -521,7 +522,9 @@ NEWEST_SIZE_WEIGHT = 1 / 4
 
 class ReceiveMemoryLimit:
     """The memory limit for received messages, which the receiver queues of all consumers of one client share. Must be
-    used in the client's event loop. `limit_bytes` 0: there is no limit."""
+    used in the client's event loop. `limit_bytes` 0: there is no limit. `claimed_bytes`: the claims of all consumers.
+    `decompressed_bytes`: bytes of decompressed large entries that wait for the application. `producers`: the limit
+    object of the client's producers, with which the bytes are shared; None: they have no limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
@@ -531,7 +534,8 @@ class ReceiveMemoryLimit:
 
     def compute_window_messages(self, claimed: float, message_bytes: float, wanted: int) -> int:
         """Returns how many messages a consumer may have in flight and in its queue together: at least 1, at most
-        `wanted`. `message_bytes`: the average size of a message; `claimed`: the bytes that this consumer claims now."""
+        `wanted`. `message_bytes`: the average size of a message; `claimed`: the bytes that this consumer claims now.
+        Must be called only if there is a limit."""
         sent = 0.0 if self.producers is None else min(self.producers.reserved_bytes, self.limit_bytes / 2)
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))

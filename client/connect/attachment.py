@@ -267,8 +267,8 @@ class Attachment:
 
     async def close(self) -> None:
         """Closes the producer or consumer at its broker and waits for the answer; an opening in flight is cancelled.
-        Returns at once if it is not open. Two calls at the same time wait for one answer, and both end when one of them
-        is interrupted."""
+        Returns at once if it is not open, and also when the connection breaks. Two calls at the same time wait for one
+        answer, and both end when one of them is interrupted."""
         self.stop()
         if self._answer is not None:
             self.close_at_broker()

@@ -64,7 +64,8 @@ class Authentication:
 
     def authorization(self) -> str:
         """Returns the value of the header `authorization`, such as "Bearer …"; empty: the header is not sent. Called
-        for each connection and each call, perhaps in the event loop; must not block."""
+        for each connection and each call, perhaps in the event loop; must not block. If it raises an error that is no
+        MagnetarError, the call fails with Unauthenticated."""
         return "" if self._named is None else self._named.authorization()
 
     def __repr__(self) -> str:
@@ -101,7 +102,8 @@ class AuthenticationTLS(Authentication):
 
 class AuthenticationToken(Authentication):
     """Authenticates by a token (JWT), or by a function that returns one. The function is called for each connection and
-    each call, and must not block. A token that is empty or no text is an error of that call, InvalidConfiguration."""
+    each call, and must not block. If the function returns an empty token or no text, that call raises
+    InvalidConfiguration. Raises InvalidConfiguration if `token` is neither text nor a function."""
 
     auth_method_name = "token"
 
@@ -187,8 +189,9 @@ class AuthenticationOauth2(Authentication):
 
 def make_authentication_by_name(name: object, parameters: object) -> Authentication:
     """Returns the Authentication object for a name of Pulsar's client, such as "tls" or "token", made with
-    `parameters`. For any other name, which means an authentication library, returns an UnsupportedAuthentication.
-    Raises InvalidConfiguration if a parameter is no text or wrong, OperationNotSupported for "athenz"."""
+    `parameters`, the text that Pulsar's client takes for it. For any other name, which means an authentication library,
+    returns an UnsupportedAuthentication. Raises InvalidConfiguration if a parameter is no text or wrong,
+    OperationNotSupported for "athenz"."""
     if not isinstance(name, str) or not isinstance(parameters, str):
         raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
     kind = name.rpartition(".")[2].lower().removeprefix("authentication")

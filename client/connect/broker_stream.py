@@ -7,15 +7,14 @@ each has an id on it, and is called its *owner* here.
 
 Frames are passed to the owner of their id, synchronously, in the order of their arrival; an owner gets all its frames
 of one read at once. There is one task per stream, and none per owner. **Silence.** If a stream with owners receives
-nothing for PING_AFTER_SILENCE_S, the client pings the broker. While the ping is not answered, it asks another broker
-who owns the topics now (client/connect/discovery.py). Owners whose topics moved get `on_lost`; the others keep waiting.
-**The end.** When the stream breaks, `on_lost` is called once for each owner; a new stream is a new object. A stream
-without owners closes after IDLE_STREAM_S. An owner that raises an error does not end the stream for the others: only
-its own `on_failure` is called. **Fairness.** While more than QUEUE_BY_ID_BYTES wait to be sent, frames are queued by
-their ids, and the ids send one frame each in turn: an id that publishes much delays the frame of another id by those
-bytes only. The queue of an id is bounded by its credit. A read is processed in slices, and after each READ_TURN_S other
-work of the event loop runs. Guards: tests/client/connect/test_broker_stream.py,
-tests/client/connect/test_silence.py."""
+nothing for PING_AFTER_SILENCE_S, it pings the broker. While the ping is not answered, it asks another broker who owns
+the topics now (client/connect/discovery.py). Owners whose topics moved get `on_lost`; others keep waiting. **The end.**
+When the stream breaks, `on_lost` is called once for each owner; a new stream is a new object. A stream without owners
+closes after IDLE_STREAM_S. An owner that raises an error does not end the stream for others: only its `on_failure` is
+called. **Fairness.** While more than QUEUE_BY_ID_BYTES wait to be sent, frames are queued by their ids, and the ids
+send one frame each in turn: an id that publishes much delays the frame of another id by those bytes only. The queue of
+an id is bounded by its credit. A read is processed in slices, and after READ_TURN_S other work of the event loop runs.
+Guards: tests/client/connect/test_broker_stream.py, tests/client/connect/test_silence.py."""
 
 from __future__ import annotations
 

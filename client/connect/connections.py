@@ -236,7 +236,7 @@ class Connections:
     async def connect_owner_stream(self, topic: TopicName, named: str = "") -> BrokerStream:
         """Returns the stream to the broker that owns the topic, and opens it if there is none. `named`: the endpoint of
         that broker if it is known; empty: the broker is looked up. Raises the errors of `find_owner_channel`;
-        ConnectionLost if the client is closed."""
+        ConnectionLost if the client is closed, or `named` is not an endpoint."""
         channel = self._named(named, topic) if named else await self.find_owner_channel(topic)
         if self._closed:
             raise ConnectionLost("the client is closed")

@@ -70,8 +70,8 @@ URL_SCHEMES = {
 
 class ServiceUrl(NamedTuple):
     """A parsed service URL: its addresses, whether connections are encrypted, and how the brokers are found.
-    `endpoints`: the gRPC addresses to try. `ask_at`: the addresses that are asked for gRPC addresses first; empty:
-    `endpoints` are those of the brokers."""
+    `endpoints`: the gRPC addresses to try. `ask_at`: the addresses that are asked for gRPC addresses first, in
+    `protocol`; empty: `endpoints` are those of the brokers."""
 
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
     encrypted: bool = False  # TLS
@@ -202,7 +202,8 @@ def _silent(address: Endpoint) -> Unavailable:
 async def ask_endpoint_over_pulsar_protocol(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a server for its gRPC address over Pulsar's binary protocol, and returns this endpoint. Raises
     WrongServerProtocol if the server speaks another protocol, and WrongProtocol if it is a broker of Pulsar itself.
-    Raises Unauthenticated if it refuses the credentials, Unavailable if the broker does not serve at the moment."""
+    Raises Unauthenticated if it refuses the credentials, or the function that gives them failed; Unavailable if the
+    broker does not serve at the moment; ConnectionLost if the connection breaks."""
     from ...proto import pulsar_pb2 as pulsar
 
     method, data = parse_authorization(access.authorization() if access.authorization is not None else "")
@@ -256,8 +257,8 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 # ------------------------------------------------------------------ HTTP
 async def ask_endpoint_over_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a server for its gRPC address over HTTP, and returns this endpoint. Raises WrongServerProtocol if the server
-    gives no such answer, Unavailable for a status of 500 or more. `access` is ignored: the request needs no
-    credentials."""
+    gives no such answer, Unavailable for a status of 500 or more, ConnectionLost if the connection breaks. `access` is
+    ignored: the request needs no credentials."""
     request = (
         f"GET {LOOKUP_PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
     )
@@ -298,13 +299,13 @@ def _endpoint(text: str) -> Endpoint:
 #
 # A broker that is stopped (SIGSTOP, a machine that hangs, a network that drops) breaks no connection. When its metadata
 # session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing for
-# PING_AFTER_SILENCE_S pings its broker. A ping without an answer for PING_TIMEOUT_S makes the broker silent: another
-# one is asked, and again after each further PING_TIMEOUT_S. An owner leaves when another broker owns its topic, and for
-# no other reason: a broker that is slow, or whose session lasts, keeps them until HTTP/2 gives the connection up. The
-# others are those of the service URL and those that the client has connected to. A client that knows one broker neither
-# pings nor asks. While a broker is silent, questions that any broker answers go to the others first. One broker may
-# have two addresses, that of the service URL and the one that brokers tell: `set_advertised_endpoint` makes them one.
-# Guards: tests/client/connect/test_silence.py, tests/broker/test_stopped_owner.py.
+# PING_AFTER_SILENCE_S pings it. A ping without an answer for PING_TIMEOUT_S makes the broker silent: another is asked,
+# and again after each further PING_TIMEOUT_S. An owner leaves when another broker owns its topic, and for no other
+# reason: a broker that is slow, or whose session lasts, keeps them until HTTP/2 gives the connection up. The others are
+# those of the service URL and those that the client has connected to. A client that knows one broker neither pings nor
+# asks. While a broker is silent, questions that any broker answers go to the others first. One broker may have two
+# addresses, that of the service URL and the one that brokers tell: `set_advertised_endpoint` makes them one. Guards:
+# tests/client/connect/test_silence.py, tests/broker/test_stopped_owner.py.
 
 
 PING_AFTER_SILENCE_S = 2.5

@@ -98,12 +98,14 @@ class ServiceInfoProvider:
     """
 
     def initial_service_info(self) -> ServiceInfo:
-        """Returns the cluster to connect to first."""
+        """Returns the cluster to connect to first; a derived class must implement this. Called once, when the client is
+        made, which raises InvalidConfiguration if the result is no ServiceInfo."""
         raise NotImplementedError
 
     def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
-        """Called once by the client, when it is made. `on_service_info_update` takes a ServiceInfo and makes the client
-        connect to that cluster; it may be called from any thread, and raises InvalidConfiguration for a wrong value."""
+        """Called once by the client, when it is made; a derived class must implement this. `on_service_info_update`
+        takes a ServiceInfo and makes the client connect to that cluster. It may be called from any thread, and raises
+        InvalidConfiguration or OperationNotSupported for a wrong value."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -154,7 +156,8 @@ def find_first_service_info(
     service: object, authentication: object, options: dict[str, Any]
 ) -> ServiceInfo:
     """Returns the cluster to which a client connects first. `service`: the client's `service_url` parameter; `options`:
-    its other parameters. Raises InvalidConfiguration or InvalidUrl."""
+    its other parameters. Raises InvalidUrl if the URL is malformed, InvalidConfiguration if another value is wrong or
+    belongs into the ServiceInfo, and the errors of a provider's `initial_service_info`."""
     if isinstance(service, AutoClusterFailover | ServiceInfoProvider):
         for name, value in (
             ("authentication", authentication), ("tls_trust_certs_file_path", options["tls_trust_certs_file_path"])
@@ -193,7 +196,8 @@ _LOG = logging.getLogger("magnetar.client")
 class ClientCluster:
     """Keeps the cluster to which a client connects (`info`), and moves the client to another one when a provider or
     AutoClusterFailover says so. `given`: the client's parameter `service_url`; a provider is initialized at once.
-    `options`: its other parameters. Raises InvalidUrl or InvalidConfiguration."""
+    `options`: its other parameters. Raises InvalidUrl, InvalidConfiguration or OperationNotSupported if a parameter or
+    the credentials of a cluster are wrong or not supported, and the errors of the provider."""
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)

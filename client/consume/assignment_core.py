@@ -44,8 +44,8 @@ PARTITION_COUNT_CHECK = make_whole_number_check(0, 100_000)
 
 def assign_range(members: Collection[str], partitions: int) -> Assignment:
     """Returns an assignment in which each member has a run of consecutive partitions, in the order of the members'
-    names. `partitions`: the number of partitions. Raises InvalidConfiguration if there is no member, or a member is
-    named twice or has an invalid name."""
+    names. `partitions`: the number of partitions. Raises InvalidConfiguration if there is no member, a member is named
+    twice or has an invalid name, or `partitions` is not from 0 to 100,000."""
     names = _check(members, partitions)
     found: Assignment = {}
     first = 0
@@ -134,13 +134,14 @@ class GroupView(NamedTuple):
 
 
 class TakePartition(NamedTuple):
-    """Effect: ask the broker for the partition. The driver then calls `on_taken` or `on_partition_busy`."""
+    """Effect: ask the broker for the partition. The driver then calls `on_partition_taken` or `on_partition_busy`."""
 
     partition: int
 
 
 class RevokePartition(NamedTuple):
-    """Effect: tell the program that it loses the partition, and leave it. The driver then calls `on_revoked`."""
+    """Effect: tell the program that it loses the partition, and leave it. The driver then calls
+    `on_partition_revoked`."""
 
     partition: int
 
@@ -189,7 +190,7 @@ class GroupMember:
     def on_group_view(self, view: GroupView) -> list[GroupEffect]:
         """Fact: the member has learned which members there are. Returns the partitions to take and to revoke, as
         effects; from then on these partitions are TAKING or REVOKING. If `must_ask_owners` was true, the view must have
-        owners."""
+        owners. Raises InvalidConfiguration if a member's name or the number of partitions is not valid."""
         members = frozenset(view.members) | {self.name}
         known, self._known = self._known, (members, view.partitions)
         if view.owners is None and self._strategy == "sticky":

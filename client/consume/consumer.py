@@ -107,8 +107,8 @@ class PartitionConsumers:
         return max(1, min(self._settings.receiver_queue_size, total // max(1, len(self.all) + more)))
 
     async def open(self, new: Sequence[PartitionConsumer]) -> None:
-        """Adds the first partitions and opens them. If one cannot be opened, closes all of them and raises its error.
-        """
+        """Adds the partitions `new`, the first of the collection, and opens them. If one cannot be opened, closes all
+        of them and raises its error, such as ConsumerBusy, TopicNotFound, Timeout or ConnectError."""
         self._add(new)
         await _open(new)
 
@@ -196,7 +196,8 @@ class PartitionConsumers:
 
     async def wait_available(self) -> None:
         """Waits until the receiver queue contains a message, or the brokers of all partitions have answered that they
-        have none. Raises NoMessageAvailable in the second case, and the error of a broker that does not answer."""
+        have none. Raises NoMessageAvailable in the second case; the error with which the receiver queue ended;
+        OperationNotSupported if a broker is too old; and the error of a broker that does not answer, untranslated."""
         while True:
             asked = {each: each.received_permits for each in self.all}
             for each in asked:
@@ -266,8 +267,9 @@ class PartitionConsumers:
     async def seek(self, to: MessageId | int) -> None:
         """Moves all partitions to MessageId.earliest, MessageId.latest or a time in ms since the epoch, at which a
         broker stored the message. For the id of a message, moves only the partition of that message. Returns when the
-        brokers have moved them. Raises InvalidConfiguration for another type or an invalid number, and the errors of
-        `find_consumer_of_message_id`."""
+        brokers have moved them. Raises InvalidConfiguration for another type or an invalid number, the errors of
+        `find_consumer_of_message_id`, and those of the requests to the brokers: Timeout, ConnectError, AlreadyClosed or
+        the error of a broker that refuses."""
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
@@ -287,8 +289,8 @@ class PartitionConsumers:
             each.abort()
 
     async def close(self) -> None:
-        """Closes all partitions at their brokers, and waits for the answers. If the call is interrupted, ends the
-        partitions at once."""
+        """Closes all partitions at their brokers, and waits for the answers; errors of the brokers are logged, not
+        raised. If the call is interrupted, ends the partitions at once."""
         try:
             if self._watcher is not None:
                 await self._watcher.close()
@@ -339,13 +341,14 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
 class PartitionProgress(NamedTuple):
     """The position of a subscription in one partition, as indexes of messages (dense, from 0). `earliest`: the oldest
     message that is kept. `position`: the first message that is not acknowledged. `end`: one past the newest message
-    that the subscription may get. `note`: that of the last commit; empty if there is none."""
+    that the subscription may get. `note`: that of the last commit; empty if there is none. `incarnation`: a number of
+    the topic, which is another one after the topic was deleted and created again; 0: not known."""
 
     earliest: int
     position: int
     end: int
     note: bytes
-    incarnation: int  # of the topic: another topic of this name has another; 0: not known
+    incarnation: int
 
     @property
     def lag(self) -> int:
@@ -441,8 +444,9 @@ class Consumer(ClosedAfterAsyncWith):
         `watch`: finds the topics that match a pattern and are created later. `start`: where a subscription that is not
         durable begins; None: at the settings' initial position. `partitions`: the numbers of the partitions to read, of
         one topic; None: all. With levels of priority the consumer reads the topics of all levels, and the receiver
-        queue is divided evenly among the levels. Raises TopicNotFound if a topic does not exist and may not be
-        created."""
+        queue is divided evenly among the levels. Raises TopicNotFound if a topic does not exist and may not be created;
+        InvalidName if `subscription` is malformed; with `partitions`, the errors of `assign`; and those of
+        `Connections.fetch_partition_count`."""
         check_subscription_name(subscription)
         if settings.levels is not None:
             settings = replace(settings, receiver_queue_size=max(1, settings.receiver_queue_size // settings.levels))
@@ -557,7 +561,8 @@ class Consumer(ClosedAfterAsyncWith):
         return self._subscription
 
     def consumer_name(self) -> str:
-        """Returns the name of the consumer, given by the program or by the broker."""
+        """Returns the name of the consumer, given by the program or by the broker. If the program gave none, it is
+        empty until a broker has given one."""
         return self.partitions[0].name if self.partitions else self.settings.consumer_name or ""
 
     def is_connected(self) -> bool:
@@ -588,11 +593,13 @@ class Consumer(ClosedAfterAsyncWith):
     # ------------------------------------------------------------------------------ receiving
     async def receive(self, timeout_millis: int | None = None, *, now: bool = False) -> Message:
         """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit.
+        milliseconds; None: waits without a limit. Raises AlreadyClosed, or the error that ended the consumer, if the
+        consumer has ended; ChecksumError for a damaged message; a broker's error if the message's schema must be
+        fetched; InvalidConfiguration for a wrong parameter.
 
         `now`: asks the brokers instead of waiting, and raises NoMessageAvailable if they have no message for this
         consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it. `now`
-        and `timeout_millis` exclude each other."""
+        and `timeout_millis` exclude each other. With `now` raises the errors of `wait_available`, too."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
         if now and timeout_millis is not None:
@@ -617,13 +624,16 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def wait_available(self) -> None:
         """Waits until a message waits in the client, and does not remove it. Raises NoMessageAvailable if the brokers
-        have none for this consumer now."""
+        have none for this consumer now; Timeout or ConnectError if a broker does not answer; AlreadyClosed, or the
+        error that ended the consumer, if the consumer has ended; OperationNotSupported if a broker is too old."""
         await run_translating_errors(self._partitions.wait_available())
 
     async def batch_receive(self) -> list[Message]:
         """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy.
-        Returns an empty list if no message arrives within the time-out of that policy. If the call is cancelled, its
-        messages go back to the receiver queue."""
+        Returns an empty list if no message arrives within the time-out of that policy. Raises AlreadyClosed, or the
+        error that ended the consumer, if the consumer has ended; ChecksumError for a damaged message; a broker's error
+        if a message's schema must be fetched. If the call is cancelled or raises, the other messages go back to the
+        receiver queue."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, *batch)
@@ -669,7 +679,8 @@ class Consumer(ClosedAfterAsyncWith):
         transaction. `stop_timeout`: the seconds that running handlers have at the end.
 
         A handler that runs for a minute is reported by a warning in the log. A message that is delivered again while
-        its handler runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener."""
+        its handler runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener, or
+        for a wrong parameter. Must be called in the event loop."""
         options = ListenOptions(concurrency, order, threads, rate, breaker, acknowledge, stop_timeout)
         return begin_listening(self, function, options)
 
@@ -714,7 +725,8 @@ class Consumer(ClosedAfterAsyncWith):
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
         """Returns the PartitionConsumer that received the message `which`. Raises InvalidMessage if this consumer did
         not receive the message, or `which` is neither a Message nor a MessageId; OperationNotSupported if the id does
-        not name its partition."""
+        not name its partition; InvalidConfiguration if it is the id of no single message, such as
+        MessageId.earliest."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
@@ -733,8 +745,9 @@ class Consumer(ClosedAfterAsyncWith):
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledges one or several messages without waiting; the acknowledgements are sent within `ack_group_ms`.
-        Raises InvalidMessage, before any is acknowledged, if this consumer did not receive one of them, and
-        AlreadyClosed. May be called from any thread."""
+        Raises InvalidMessage, before any is acknowledged, if this consumer did not receive one of them;
+        OperationNotSupported or InvalidConfiguration for an id that names no message or partition; AlreadyClosed, or
+        the error that ended the consumer, if the consumer has ended. May be called from any thread."""
         if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
             if consumers[0].core.error is not None:
                 consumers[0].requests.raise_if_closed()
@@ -755,7 +768,8 @@ class Consumer(ClosedAfterAsyncWith):
     def record_error(self, which: Message | MessageId, error: BaseException) -> None:
         """Records the exception with which the program failed at the message: it is described in the dead letter, if
         the message becomes one. Does not acknowledge anything. Raises InvalidMessage if this consumer did not receive
-        the message. May be called from any thread."""
+        the message; OperationNotSupported or InvalidConfiguration for an id that names no partition or no message. May
+        be called from any thread."""
         consumer = self.consumer_of(which)
         position = get_ack_coordinates(which)[0]
         consumer.remember_failure(position, self._describe(error))
@@ -764,8 +778,8 @@ class Consumer(ClosedAfterAsyncWith):
         return describe_error(error, self.consumer_name(), traceback=self.settings.error_traceback)
 
     def negative_acknowledge_soon(self, which: Message | MessageId, error: BaseException | None = None) -> None:
-        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. Raises InvalidMessage if
-        this consumer did not receive the message. May be called from any thread."""
+        """Acknowledges a message negatively, as `negative_acknowledge` does and with its errors, without waiting. May
+        be called from any thread. With redelivery_order "key" the broker may be told later than by that method."""
         if error is not None:
             check_parameter("error", EXCEPTION_CHECK, error)
             self.record_error(which, error)
@@ -778,7 +792,9 @@ class Consumer(ClosedAfterAsyncWith):
         """Acknowledges messages in the transaction `txn`: the acknowledgements count when `txn` commits. `cumulative`:
         acknowledges also all messages before them in their partitions. Returns at once; the commit waits until they are
         durable. If `waiters` is given, appends to it one future for each partition, which gets the outcome. Raises the
-        errors of `acknowledge_cumulative` and of a transaction that is not open. Must be called in the event loop."""
+        errors of `acknowledge` and `acknowledge_cumulative`; TransactionEnded if `txn` is not open,
+        InvalidTxnStatusError if it has not begun, InvalidConfiguration if it is another client's; TransactionConflict
+        if `txn` acknowledges two deliveries of one message. Must be called in the event loop."""
         check_transaction_argument(txn)
         if cumulative:
             self._check_cumulative()
@@ -815,7 +831,12 @@ class Consumer(ClosedAfterAsyncWith):
 
         With `ack_receipt_enabled` or `txn` the call waits, and returns when the acknowledgement survives any crash.
         With `txn` the messages count as acknowledged when that transaction commits. The call then raises
-        TransactionConflict if a message is acknowledged already, or in another transaction."""
+        TransactionConflict if a message is acknowledged already, or in another transaction; TransactionEnded if the
+        transaction is not open.
+
+        Raises InvalidMessage if this consumer did not receive a message; OperationNotSupported or InvalidConfiguration
+        for an id that names no partition or no message; AlreadyClosed if the consumer is closed. A call that waits also
+        raises Timeout or ConnectError if a broker does not answer."""
         if txn is not None:
             await self._acknowledge_in(txn, message, cumulative=False)
         elif self.settings.ack_receipt_enabled:
@@ -839,8 +860,9 @@ class Consumer(ClosedAfterAsyncWith):
         self, message: Message | MessageId, *, txn: TransactionPort | None = None
     ) -> None:
         """Acknowledges this message and all messages before it in its partition; waits, and takes `txn`, as
-        `acknowledge` does. Raises CumulativeAcknowledgementNotAllowedError for Shared and KeyShared, and for a consumer
-        with `debounce`."""
+        `acknowledge` does, and raises its errors. Raises CumulativeAcknowledgementNotAllowedError for Shared and
+        KeyShared, and for a consumer with `debounce`. A call that waits raises OperationNotSupported if a message in
+        chunks began before this message and is not acknowledged yet."""
         self._check_cumulative()
         if txn is not None:
             await self._acknowledge_in(txn, message, cumulative=True)
@@ -861,7 +883,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
         """Acknowledges a message and all messages before it, as `acknowledge_cumulative` does, but without waiting; the
-        acknowledgement is sent within `ack_group_ms`. Raises the same errors. Must be called in the event loop."""
+        acknowledgement is sent within `ack_group_ms`. Raises CumulativeAcknowledgementNotAllowedError and the errors of
+        `acknowledge_soon`. Must be called in the event loop."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()
@@ -874,13 +897,13 @@ class Consumer(ClosedAfterAsyncWith):
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
         messages of the same key come after this one. `error`: the exception with which the program failed; it is
         described in the dead letter, if the message becomes one. Raises InvalidMessage if this consumer did not receive
-        the message."""
+        the message; OperationNotSupported or InvalidConfiguration for an id that names no partition or no message;
+        InvalidConfiguration if `error` is no exception. Does not wait for the broker."""
         self.negative_acknowledge_now(message, error)
 
     def negative_acknowledge_now(self, message: Message | MessageId, error: BaseException | None = None) -> None:
-        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. Raises InvalidMessage if
-        this consumer did not receive the message. With redelivery_order "key" the broker is told at once. Must be
-        called in the event loop."""
+        """Acknowledges a message negatively, as `negative_acknowledge` does and with its errors, without waiting. With
+        redelivery_order "key" the broker is told at once. Must be called in the event loop."""
         self.negative_acknowledge_soon(message, error)
         if self.settings.redelivery_order == "key":
             self.consumer_of(message).flush_acks()
@@ -901,7 +924,8 @@ class Consumer(ClosedAfterAsyncWith):
         which the program failed; the copy, and its dead letter, describe it. `properties`: added to those of the copy.
 
         Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
-        itself. If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then."""
+        itself; InvalidMessage if this consumer did not receive the message; InvalidConfiguration for a wrong parameter.
+        If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then."""
         check_parameter("message", make_instance_check(Message, optional=False), message)
         check_parameter("delay", DELAY_CHECK, delay)
         check_parameter("properties", PROPERTIES_CHECK, properties)
@@ -929,14 +953,17 @@ class Consumer(ClosedAfterAsyncWith):
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
         epoch. The time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's
         clock. The id of a message moves only its partition; raises InvalidMessage if the consumer does not read that
-        partition. Returns when the brokers have moved the subscription."""
+        partition, OperationNotSupported if the id does not name it. Returns when the brokers have moved the
+        subscription. Raises InvalidConfiguration for another argument; Timeout or ConnectError if a broker does not
+        answer; AlreadyClosed if the consumer is closed."""
         await self._partitions.seek(messageid)
 
     async def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
         """Moves the subscription in one partition to the message with this index, or to the first message after it that
-        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Raises
-        InvalidConfiguration if the consumer has no such partition. Returns when the broker has moved the
-        subscription."""
+        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Returns
+        when the broker has moved the subscription. Raises InvalidConfiguration if the consumer has no such partition,
+        or `index` is negative; InvalidTopicName if `partition` is no name of a topic; Timeout or ConnectError if the
+        broker does not answer; AlreadyClosed if the consumer is closed."""
         check_parameter("index", INDEX_CHECK, index)
         check_parameter("partition", PARTITION_CHECK, partition)
         await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
@@ -949,9 +976,11 @@ class Consumer(ClosedAfterAsyncWith):
         `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
         or a seek removes them. `partition`: as for `seek_index`.
 
-        Raises InvalidConfiguration for an index after the end of the topic; CumulativeAcknowledgementNotAllowedError
-        for Shared and KeyShared; NotAllowedError for a Failover consumer that is not active, and for a note of a
-        subscription that is not durable; ConnectError if the subscription is moved during the commit."""
+        Raises InvalidConfiguration for an index after the end of the topic, or another wrong parameter;
+        CumulativeAcknowledgementNotAllowedError for Shared, KeyShared and `debounce`; NotAllowedError for a Failover
+        consumer that is not active, and for a note of a subscription that is not durable; ConnectError if the
+        subscription is moved during the commit; Timeout or ConnectError if the broker does not answer; AlreadyClosed
+        if the consumer is closed; OperationNotSupported if the broker is too old."""
         check_parameter("index", INDEX_CHECK, index)
         check_parameter("note", COMMIT_NOTE_CHECK, note)
         check_parameter("partition", PARTITION_CHECK, partition)
@@ -960,7 +989,9 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def progress(self) -> dict[str, PartitionProgress]:
         """Asks the brokers for the position of the subscription in each partition, and returns it by the full name of
-        the partition. What this consumer acknowledged before counts, though it may not survive a crash yet."""
+        the partition. What this consumer acknowledged before counts, though it may not survive a crash yet. Raises
+        Timeout or ConnectError if a broker does not answer, AlreadyClosed if the consumer is closed,
+        OperationNotSupported if a broker is too old. Returns an empty dict if the consumer reads no partition now."""
         partitions = list(self.partitions)
         for each in partitions:
             each.send_waiting_acks()
@@ -973,17 +1004,18 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def position(self) -> dict[str, int]:
         """Asks the brokers, and returns for each partition, by its full name, the index of the first message that is
-        not acknowledged."""
+        not acknowledged. Raises the errors of `progress`."""
         return {topic: each.position for topic, each in (await self.progress()).items()}
 
     async def end(self) -> dict[str, int]:
         """Asks the brokers, and returns for each partition, by its full name, the index that follows that of the newest
-        message."""
+        message that the subscription may get. Raises the errors of `progress`."""
         return {topic: each.end for topic, each in (await self.progress()).items()}
 
     async def lag(self) -> dict[str, int]:
         """Asks the brokers, and returns for each partition, by its full name, how many messages follow the first
-        unacknowledged one, itself included. Those that are acknowledged out of order count, too."""
+        unacknowledged one, itself included; 0 if all are acknowledged. Those that are acknowledged out of order count,
+        too. Raises the errors of `progress`."""
         return {topic: each.lag for topic, each in (await self.progress()).items()}
 
     async def assign(self, partitions: Iterable[int]) -> None:
@@ -994,7 +1026,8 @@ class Consumer(ClosedAfterAsyncWith):
         for others, and InvalidConfiguration if the topic has no such partition. On Exclusive a partition has one
         consumer. If another consumer still has a partition of `partitions`, raises ConsumerBusy, takes no new
         partition, and keeps those that this consumer has; call `assign` again when the other has left. So no two
-        consumers commit for one partition at the same time."""
+        consumers commit for one partition at the same time. Raises InvalidConfiguration if `partitions` is no list of
+        numbers; Timeout or ConnectError if a broker does not answer."""
         wanted = check_partitions(partitions)
         if (
             self.settings.consumer_type not in ORDERED_CONSUMER_TYPES
@@ -1024,8 +1057,9 @@ class Consumer(ClosedAfterAsyncWith):
         )
 
     async def get_last_message_id(self) -> MessageId:
-        """Asks the broker, and returns the id of the topic's last message. Raises OperationNotSupported if the topic
-        has several partitions."""
+        """Asks the broker, and returns the id of the topic's last message that the subscription can receive; if there
+        is none, its ledger id and entry id are -1. Raises OperationNotSupported unless the consumer reads exactly one
+        partition; Timeout or ConnectError if the broker does not answer; AlreadyClosed if the consumer is closed."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
         reply = await run_translating_errors(self.partitions[0].requests.last_message_id())
@@ -1037,7 +1071,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer. Raises NotAllowedError if the subscription has other
-        consumers."""
+        consumers; Timeout or ConnectError if a broker does not answer; AlreadyClosed if the consumer is closed. If it
+        raises, the consumer stays open, and the subscription may be deleted at some of the partitions."""
         await run_translating_errors(asyncio.gather(*(each.requests.unsubscribe() for each in self.partitions)))
         await self.close()
 
@@ -1052,8 +1087,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def close(self) -> None:
         """Stops the listener, if there is one, sends the acknowledgements that wait, and closes the consumer. Returns
-        when the brokers have answered, or after the operation time-out. If the call is cancelled, ends the consumer at
-        once. May be called again."""
+        when the brokers have answered, or after the operation time-out; errors of the brokers are logged, not raised.
+        If the call is cancelled, ends the consumer at once. May be called again."""
         self._closed = True
         try:
             if self.listening is not None:

@@ -143,7 +143,7 @@ def is_dead_letter(message: Message) -> bool:
 
 def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
     """Returns whether `topic` is the dead-letter topic of this subscription, by its name or by `policy`. Messages of
-    such a topic are never moved."""
+    such a topic are never moved. Raises InvalidName if `policy` has a malformed name of a topic."""
     chosen = policy.dead_letter_topic
     return is_default_letter_topic(topic, subscription, DEAD_LETTERS) or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -200,7 +200,8 @@ def _copy(message: Message, properties: dict[str, str], encrypt: EncryptFunction
 
 async def fetch_schema_of_message(message: Message) -> SchemaInfo | None:
     """Returns the schema with which the message was written, and asks the broker for it if the client does not have it.
-    Returns None if the message names no schema, or one that its topic lacks."""
+    Returns None if the message names no schema, or one that its topic lacks. Raises the broker's error, and TimedOut if
+    it does not answer in time."""
     version, writers = message.writer_version, message.entry.writers
     if not version or writers is None:
         return None
@@ -226,7 +227,8 @@ def describe_error(error: BaseException, consumer: str, *, traceback: bool) -> F
 
 class DeadLetterProducer:
     """Moves messages of one topic to the dead-letter topic or the retry-letter topic of that topic. Opens the producers
-    for these topics when they are first needed. `moved`: how many messages were moved to the dead-letter topic."""
+    for these topics when they are first needed. `moved`: how many messages were moved to the dead-letter topic. Raises
+    InvalidName if the policy has a malformed name of a topic."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
@@ -275,7 +277,8 @@ class DeadLetterProducer:
 
     async def move_message(self, message: Message) -> None:
         """Publishes a copy of the message to the dead-letter topic, and acknowledges the message when the copy is
-        stored. Raises the error with which publishing failed; the message is not acknowledged then."""
+        stored. Raises the error with which publishing failed, or CryptoError if the message was not decrypted; the
+        message is not acknowledged then."""
         found, failure = _origin(message, self._subscription), message.entry.consumer.find_failure(message)
         if failure is not None:
             found |= failure.to_properties(message.redelivery_count())
@@ -290,8 +293,8 @@ class DeadLetterProducer:
         """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`. If the limit of
         retries is reached, publishes the copy to the dead-letter topic instead. Returns when the copy is stored and the
         message is acknowledged. `properties`: added to those of the copy. `failure`: why the message is given back, for
-        the properties of the copy; None: not known. Raises the error with which publishing failed; the message is not
-        acknowledged then."""
+        the properties of the copy; None: not known. Raises the error with which publishing failed, or CryptoError if
+        the message was not decrypted; the message is not acknowledged then."""
         times = parse_reconsume_count(message.properties().get(RECONSUME_TIMES, "")) + 1
         told = failure.to_properties(times) if failure is not None else {}
         found = {**_origin(message, self._subscription), **told, **(properties or {})}
@@ -353,8 +356,8 @@ class DeadLetterProducer:
                 continue
 
     async def close(self) -> None:
-        """Waits for the moves of messages in flight, up to the operation time-out, and closes the producers. Messages
-        whose move does not end in time are delivered again."""
+        """Waits for the moves of messages in flight, up to the operation time-out, and closes the producers, whose
+        errors are ignored. Messages whose move does not end in time are delivered again."""
         self._closed = True
         try:
             with suppress(TimeoutError):

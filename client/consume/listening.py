@@ -71,7 +71,9 @@ Handler = Callable[[Message], Any]
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """The options of one call of `Consumer.listen` or `Consumer.listen_batch`; those methods describe them."""
+    """The options of one call of `Consumer.listen` or `Consumer.listen_batch`; those methods describe them. `batch`:
+    the most messages of a batch; 0: the handler gets single messages. `wait_s`: the seconds for which a batch waits for
+    more messages after its first."""
 
     concurrency: int = 32
     order: str = "key"
@@ -422,7 +424,8 @@ class Listening:
 
     async def wait(self) -> None:
         """Waits until the listener has ended: by `stop`, or with its consumer. Raises the error that ended the
-        consumer, unless the program closed it. To cancel the call does not end the listener."""
+        consumer, unless the program closed it; PulsarException if the listener itself failed. To cancel the call does
+        not end the listener."""
         await asyncio.shield(self._ended)
         if self._error is not None and not isinstance(self._error, AlreadyClosed):
             raise type(self._error)(self._error.message) from self._error
@@ -431,7 +434,7 @@ class Listening:
         """Stops the listener: no further handler is called, and messages that wait for a handler go back to the
         receiver queue. Running handlers have `timeout` seconds (None: `stop_timeout`) to end. Then coroutines are
         cancelled, and their messages are delivered again; handlers in threads go on. May be called again. If the call
-        is cancelled, ends the listener at once."""
+        is cancelled, ends the listener at once. Raises InvalidConfiguration for a wrong `timeout`."""
         check_parameter("timeout", SECONDS_CHECK, timeout)
         self._stop_feeding()
         try:

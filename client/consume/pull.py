@@ -95,9 +95,10 @@ class PullStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """The result of a pull. `next_index`: where the next pull goes on; after OUT_OF_RANGE the nearest index that may be
-    pulled. `earliest_index`, `end_index`: the topic's range of indexes (`end_index` excluded) when the broker reported
-    it last; -1: it has not. The broker reports the range with each status but FOUND."""
+    """The result of a pull. `messages`: empty unless the status is FOUND. `next_index`: where the next pull goes on;
+    after OUT_OF_RANGE the nearest index that may be pulled. `earliest_index`, `end_index`: the topic's range of indexes
+    (`end_index` excluded) when the broker reported it last; -1: it has not. The broker reports the range with each
+    status but FOUND."""
 
     status: PullStatus
     messages: tuple[Message, ...]
@@ -107,8 +108,8 @@ class PullResult:
 
 
 class PullLimits(NamedTuple):
-    """The limits of one pull: the most messages, the most bytes of payload (but one message is always returned), and
-    the longest wait for the first message, in seconds."""
+    """The limits of one pull: the most messages (`messages`), the most bytes of payload (`size_bytes`; but one message
+    is always returned), and the longest wait for the first message in seconds (`timeout_s`)."""
 
     messages: int
     size_bytes: int
@@ -117,7 +118,9 @@ class PullLimits(NamedTuple):
 
 # -------------------------------------------------------------------------------------------------------- stores
 class OffsetKey(NamedTuple):
-    """What an offset belongs to: a partition, by its full name, and the incarnation of its topic."""
+    """What an offset belongs to. `topic`: the full name of a partition, or of a topic without partitions.
+    `incarnation`: a number of the topic, which is another one after the topic was deleted and created again; 0: it is
+    not known."""
 
     topic: str
     incarnation: int  # another topic of this name has another; 0: not known
@@ -167,7 +170,8 @@ class SubscriptionOffsetStore:
     Timeout or ConnectError if the broker does not answer within `operation_timeout_seconds` of the client."""
 
     def __init__(self, client: ConnectionsOwner, subscription: str) -> None:
-        """Makes the store. `client`: an asyncio Client of the topic's cluster, or `inner()` of a blocking one."""
+        """Makes the store. `client`: an asyncio Client of the topic's cluster, or `inner()` of a blocking one. Raises
+        InvalidName if `subscription` is malformed."""
         check_subscription_name(subscription)
         self._client = client
         self._subscription = subscription
@@ -219,7 +223,8 @@ class FileOffsetStore:
 
     def __init__(self, path: str, *, files: Files | None = None, workers: Workers | None = None) -> None:
         """Opens the file, which need not exist; its folder must. Raises InvalidConfiguration if the file is damaged, or
-        another process has it open; OSError if it cannot be read. `files` and `workers` are for tests."""
+        another process has it open, or `path` is no path; OSError if it cannot be read. `files` and `workers` are for
+        tests."""
         check_parameter("path", ParameterCheck("the path of a file", (str,), bool), path)
         if files is None or workers is None:
             from ...runtime.disk import SystemFiles
@@ -496,7 +501,8 @@ class PullConsumer(ClosedAfterAsyncWith):
     ) -> PullConsumer:  # fmt: skip
         """Returns a PullConsumer; the reader of a topic without partitions is open then, those of partitions open at
         their first pull. `offsets`: the store of the program; None: none. Raises OperationNotSupported for a topic that
-        is not persistent."""
+        is not persistent, InvalidConfiguration if `offsets` lacks a method of an OffsetStore, and the errors of
+        `Reader.open`."""
         check_parameter("offsets", OFFSET_STORE_CHECK, offsets)
         if not topic.persistent:
             raise OperationNotSupported(f"{topic} keeps nothing: its messages have no index to pull from")
@@ -520,7 +526,8 @@ class PullConsumer(ClosedAfterAsyncWith):
 
     async def list_partitions(self) -> list[int]:
         """Asks a broker, and returns the numbers of the topic's partitions; an empty list if the topic is not
-        partitioned."""
+        partitioned. Raises TopicNotFound if the topic does not exist and may not be created; Timeout or ConnectError if
+        no broker answers."""
         return list(range(await run_translating_errors(self._connections.fetch_partition_count(self._topic))))
 
     async def pull(
@@ -533,7 +540,9 @@ class PullConsumer(ClosedAfterAsyncWith):
 
         `filter`: an expression of docs/features.md over properties. Messages that it does not want are left out, and
         `next_index` is after them. A pull returns after it has looked at 10,000 unwanted messages. `partition`: needed
-        for a partitioned topic; see `list_partitions`. A cancelled pull may be repeated."""
+        for a partitioned topic; see `list_partitions`. A cancelled pull may be repeated. Raises InvalidConfiguration
+        for a wrong parameter or filter, CryptoError or ChecksumError for a message that cannot be read, and the other
+        errors that the class lists."""
         check_parameter("from_index", INDEX_CHECK, from_index)
         check_parameter("max_messages", MESSAGES_CHECK, max_messages)
         check_parameter("max_bytes", BYTES_CHECK, max_bytes)
@@ -547,7 +556,8 @@ class PullConsumer(ClosedAfterAsyncWith):
 
     async def load_offset(self, *, partition: int | None = None) -> int:
         """Returns the index that was stored last for this partition; if there is none, the index of the oldest message.
-        Raises InvalidConfiguration if the consumer was opened without `offsets`."""
+        Raises InvalidConfiguration if the consumer was opened without `offsets`; the errors of the store; and those
+        that the class lists, such as TopicNotFound if the topic was deleted and created again."""
         puller = await self._puller(partition)
         found = await self._store.load(puller.key)
         if found is None:
@@ -556,13 +566,15 @@ class PullConsumer(ClosedAfterAsyncWith):
 
     async def store_offset(self, index: int, *, partition: int | None = None) -> None:
         """Stores the index at which this program goes on; returns when the store has it. Raises InvalidConfiguration if
-        the consumer was opened without `offsets`."""
+        the consumer was opened without `offsets`; the errors of the store; and those that the class lists, such as
+        TopicNotFound if the topic was deleted and created again."""
         check_parameter("index", INDEX_CHECK, index)
         await self._store.store((await self._puller(partition)).key, index)
 
     async def progress(self, *, partition: int | None = None) -> PartitionProgress:
         """Asks the broker for the range of a partition, and returns it: `earliest` and `end` are the range; the other
-        fields mean nothing to a pull consumer."""
+        fields mean nothing to a pull consumer. Raises the errors that the class lists, such as InvalidConfiguration for
+        a partition that the topic does not have."""
         return await (await self._puller(partition)).fetch_progress()
 
     @property
@@ -594,14 +606,14 @@ class PullConsumer(ClosedAfterAsyncWith):
             raise WrongValue(f"{self._topic} has no partition {partition}; it has {count}")
 
     def abort(self) -> None:
-        """Ends this object at once, without informing the brokers."""
+        """Ends this object and its readers at once, without informing the brokers."""
         self._closed = True
         for each in self._pullers.values():
             each.reader.abort()
 
     async def close(self) -> None:
-        """Closes the readers of all partitions, and waits until they are closed. The store of offsets stays open: it
-        belongs to the program."""
+        """Closes the readers of all partitions, and waits until they are closed; errors of brokers are logged, not
+        raised. The store of offsets stays open: it belongs to the program. May be called again."""
         self._closed = True
         await close_all_parts([each.reader for each in self._pullers.values()])
 

@@ -41,8 +41,9 @@ RANGE_REQUEST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedMessage:
-    """A message that `StoredEntry.messages` returns, with its index in the partition. Times are in ms since the epoch.
-    """
+    """A message that `StoredEntry.messages` returns, with its index in the partition. `key`: empty if it has none.
+    Times are in ms since the epoch: `publish_time_ms` is by the producer's clock, `event_time_ms` is what the program
+    set."""
 
     index: int  # dense in its partition, from 0
     message_id: MessageId
@@ -56,6 +57,7 @@ class IndexedMessage:
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
     """A stored entry, which a producer sent as one unit: one message, a batch, or a chunk of a large message.
+    `ledger_id` and `entry_id` are its position.
 
     `data` has the layout of proto/entry.py, for programs that parse entries column by column. It is decrypted if
     `read_range` was given a `crypto_key_reader` that has the private key."""
@@ -226,7 +228,7 @@ class Reader(ClosedAfterAsyncWith):
         """Returns a reader that is open at all partitions of the topic. If the message id `start` names a partition,
         the reader reads only that partition. `inclusive`: whether it reads the message `start` itself. If a partition
         cannot be opened, closes the others and raises its error. Raises TopicNotFound if the topic does not exist and
-        is not created by its first use."""
+        is not created by its first use, and the errors of `Connections.fetch_partition_count`."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.fetch_partition_count(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -290,7 +292,9 @@ class Reader(ClosedAfterAsyncWith):
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
         """Waits for the next message and returns it; after a reconnect the reader continues after this message. Raises
-        Timeout if no message arrives within `timeout_millis` milliseconds; None: waits without a limit."""
+        Timeout if no message arrives within `timeout_millis` milliseconds; None: waits without a limit. Raises
+        AlreadyClosed, or the error that ended the reader, if the reader has ended; ChecksumError for a damaged message;
+        InvalidConfiguration for a wrong `timeout_millis`; a broker's error if the message's schema must be fetched."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()
@@ -302,12 +306,14 @@ class Reader(ClosedAfterAsyncWith):
 
     async def wait_available(self) -> None:
         """Waits until a message waits in the client, and does not remove it. Raises NoMessageAvailable if the brokers
-        have none now."""
+        have none now; Timeout or ConnectError if a broker does not answer; AlreadyClosed, or the error that ended the
+        reader, if the reader has ended; OperationNotSupported if a broker is too old."""
         await run_translating_errors(self._partitions.wait_available())
 
     async def has_message_available(self) -> bool:
         """Returns whether the topic has a message after the last one that was read. Asks the brokers if no message
-        waits in the client."""
+        waits in the client. Raises Timeout or ConnectError if a broker does not answer, AlreadyClosed if the reader is
+        closed."""
         if len(self.inbox):
             return True
         found = await run_translating_errors(asyncio.gather(*(self.has_more(each) for each in self.partitions)))
@@ -315,7 +321,7 @@ class Reader(ClosedAfterAsyncWith):
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:
         """Asks the broker, and returns whether the partition of `consumer` has a message after the last one that was
-        read, or after the reader's start."""
+        read, or after the reader's start. Raises the errors of `ConsumerRequests`, untranslated."""
         reply = await consumer.requests.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
@@ -336,13 +342,17 @@ class Reader(ClosedAfterAsyncWith):
         Returns when the brokers have moved the reader.
 
         The id of a message moves only the partition of that message; the other partitions keep their positions. Raises
-        InvalidMessage if the reader does not read that partition."""
+        InvalidMessage if the reader does not read that partition; OperationNotSupported if the id does not name its
+        partition; InvalidConfiguration for another argument; Timeout or ConnectError if a broker does not answer;
+        AlreadyClosed if the reader is closed."""
         await self._partitions.seek(messageid)
 
     async def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
         """Moves the reader in one partition to the message with this index, or to the first message after it that is
         kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Raises
-        InvalidConfiguration if the reader has no such partition. Returns when the broker has moved the reader."""
+        InvalidConfiguration if the reader has no such partition, or `index` is negative; InvalidTopicName if
+        `partition` is no name of a topic; Timeout or ConnectError if the broker does not answer; AlreadyClosed if the
+        reader is closed. Returns when the broker has moved the reader."""
         check_parameter("index", INDEX_CHECK, index)
         check_parameter("partition", PARTITION_CHECK, partition)
         await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
@@ -361,8 +371,8 @@ class Reader(ClosedAfterAsyncWith):
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Closes the reader at its brokers, and waits until they have answered. Messages that wait in the client are
-        dropped."""
+        """Closes the reader at its brokers, and waits until they have answered; their errors are logged, not raised.
+        Messages that wait in the client are dropped."""
         self._closed = True
         await self._partitions.close()
 

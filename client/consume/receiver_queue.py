@@ -279,10 +279,10 @@ def _future_waker(ready: asyncio.Future[None]) -> Callable[[], None]:
 #
 # It returns as soon as the first of three is reached: `max_num_message`, `max_num_bytes` (of payload), `timeout_ms`
 # since it was called; what came by then, in order, perhaps nothing. A number that is not above 0 is no limit; without
-# messages and bytes the bytes are DEFAULT_BATCH_BYTES, so that a batch is never without bound. Neither number is
-# exceeded: the message that would is the first of the next batch, and only a message that is larger by itself comes
-# alone. A batch may be larger than `receiver_queue_size` (Pulsar cuts it there): what is taken makes room, so without a
-# time-out it never waits for what cannot come.
+# messages and bytes the bytes are DEFAULT_BATCH_BYTES, so that no batch is without bound. Neither number is exceeded:
+# the message that would is the first of the next batch, and only a message that is larger by itself comes alone. A
+# batch may be larger than `receiver_queue_size` (Pulsar cuts it there): what is taken makes room, so without a time-out
+# it never waits for what cannot come.
 #
 # Nothing is lost between two batches: when it is cancelled, or a message raises (a damaged one, a consumer that was
 # closed), what was taken goes back to the front of the inbox. Guards: tests/client/consume/test_batch_receive.py.
@@ -296,7 +296,7 @@ DEFAULT_BATCH_BYTES = 10 << 20
 class ConsumerBatchReceivePolicy:
     """The limits of `batch_receive`, which returns when one of them is reached: messages, bytes of payload, and ms
     since the call. A limit that is not above 0 means that there is no such limit; without limits of messages and bytes,
-    DEFAULT_BATCH_BYTES is the limit. Raises InvalidConfiguration if no value is above 0."""
+    10 MiB is the limit. Raises InvalidConfiguration if no value is above 0, or a value is no whole number."""
 
     max_num_message: int = -1
     max_num_bytes: int = DEFAULT_BATCH_BYTES
@@ -343,8 +343,9 @@ async def receive_batch(
     inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy, now: Callable[[], float]
 ) -> list[Message]:
     """Waits for messages and returns a batch within the limits of `policy`; the batch is empty if no message arrives in
-    time. If the call is cancelled or a message raises, puts the messages back into `inbox`. Must be called in the event
-    loop. `now`: a monotonic clock, in seconds."""
+    time. If the call is cancelled or a message is damaged, puts the messages back into `inbox` and raises the error; so
+    it does with the error with which the queue ended. Must be called in the event loop. `now`: a monotonic clock, in
+    seconds."""
     deadline = now() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
     most, bytes_max = policy.max_num_message, policy.bytes_max
     messages: list[Message] = []
@@ -397,7 +398,7 @@ class BatchReceiver:
 
     async def receive(self, policy: ConsumerBatchReceivePolicy) -> list[Message]:
         """Waits for a batch within the limits of `policy` and returns it, as `receive_batch` does. The batch is empty
-        if `put_back` was called before. Must be called in the event loop."""
+        if `put_back` was called before. Raises the errors of `receive_batch`. Must be called in the event loop."""
         self._messages = await receive_batch(self._inbox, policy, self._now)
         if self._unwanted:
             self.put_back()
@@ -422,7 +423,9 @@ class BatchReceiver:
 class ConsumerRequests:
     """The requests of one consumer to its broker. Each method waits for the broker's answer. If the connection breaks
     before that, the request is sent again over the next connection, until the operation's deadline; the caller gets one
-    answer. An error of the broker is raised untranslated, as its MagnetarError."""
+    answer. An error of the broker is raised untranslated, as its MagnetarError; so are TimedOut or the last error at
+    the deadline. A method raises AlreadyClosed, or the error with which the consumer failed, if the consumer has
+    ended."""
 
     def __init__(
         self, connections: Connections, core: ConsumerCore, acks: AckCollector, send: Callable[..., None],
@@ -444,20 +447,21 @@ class ConsumerRequests:
 
     async def ask_for_message_now(self) -> wire.Probed:
         """Asks the broker whether this consumer gets a message now, and returns the answer. The messages that it gets
-        arrive before the answer. Raises OperationNotSupported if the broker is too old."""
+        arrive before the answer. Raises OperationNotSupported if the broker is too old, and the errors that the class
+        names."""
         reply: wire.Probed = await self._ask(lambda id_: self._send(probe=id_), level=1)
         return reply
 
     async def progress(self) -> wire.Progress:
         """Asks the broker for the position of the subscription and the range of the partition, and returns the answer.
-        Raises OperationNotSupported if the broker is too old."""
+        Raises OperationNotSupported if the broker is too old, and the errors that the class names."""
         reply: wire.Progress = await self._ask(lambda id_: self._send(progress=id_), level=1)
         return reply
 
     async def commit(self, index: int, note: bytes) -> None:
         """Acknowledges every message with an index below `index`, and stores the note; returns when both are durable.
         Raises ConnectError if the subscription was moved in the meantime: to send the commit again would undo that
-        move. Raises OperationNotSupported if the broker is too old."""
+        move. Raises OperationNotSupported if the broker is too old, and the errors that the class names."""
         self._acks.flush()
         moves = self.moves
 
@@ -469,13 +473,14 @@ class ConsumerRequests:
         await self._ask(ask, level=1)
 
     async def last_message_id(self) -> wire.LastMessageId:
-        """Asks the broker for the last message of the partition, and returns the answer."""
+        """Asks the broker for the last message of the partition, and returns the answer; its index is -1 if there is
+        none. Raises the errors that the class names."""
         reply: wire.LastMessageId = await self._ask(lambda id_: self._send(last_message_id=id_))
         return reply
 
     async def seek(self, to: SeekTarget) -> None:
         """Moves the subscription to `to` and returns when the broker has done this. Messages that were delivered before
-        are dropped; later messages come from the new position."""
+        are dropped; later messages come from the new position. Raises the errors that the class names."""
         self.discard_unsent_acks()
         await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 
@@ -487,7 +492,8 @@ class ConsumerRequests:
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription, and returns when it is deleted. If a request that is sent again finds no
-        subscription, the first request has deleted it, and no error is raised."""
+        subscription, the first request has deleted it, and no error is raised. Raises the errors that the class names,
+        such as NotAllowed if the subscription has other consumers."""
         asked = False
 
         def ask(request_id: int) -> None:
@@ -504,7 +510,8 @@ class ConsumerRequests:
 
     async def acknowledge(self, which: Iterable[MessageOrId], *, cumulative: bool = False) -> None:
         """Acknowledges messages and returns when the acknowledgement survives a crash of all processes. Raises
-        OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message."""
+        OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message, and the errors
+        that the class names."""
         every = [each for one in which for each in self._acks.expand_to_all_chunks(one)]
         for each in every if cumulative else ():
             place = get_ack_coordinates(each)[0]
@@ -524,7 +531,8 @@ class ConsumerRequests:
 
     async def send_last_acks(self) -> None:
         """Sends all acknowledgements that wait; returns when they are durable. Does nothing without a connection.
-        Unlike the other requests, it is not sent again."""
+        Unlike the other requests, it is not sent again: raises the error with which the broker or the connection
+        failed."""
         self._acks.flush()
         request_id, effects = self._core.take_last_acks()
         if request_id:

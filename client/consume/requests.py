@@ -92,14 +92,14 @@ class ReplyReceiver:
         return self._error is not None
 
     async def wait_connected(self) -> None:
-        """Waits until the broker of the reply topic has the subscription, or the consumer has ended. Replies that are
-        sent before are lost."""
+        """Waits until the broker of the reply topic has the subscription, or the consumer has ended (`is_over`); raises
+        nothing then. Replies that are sent before are lost."""
         while not self.is_over and not self.consumer.is_connected():
             await self.consumer.partitions[0].requests.wait_state_changed()
 
     def expect_reply(self, correlation_id: str) -> asyncio.Future[Message]:
         """Returns a future of the reply with this id; it gets the message, RequestFailed, or the error that ends the
-        consumer. Raises that error if the consumer has ended. The caller must call `forget` in the end."""
+        consumer. Raises that error if the consumer has ended. The caller must call `discard_reply` in the end."""
         if self._error is not None:
             raise self._error
         found = self._waiting[correlation_id] = asyncio.get_running_loop().create_future()
@@ -168,7 +168,8 @@ class Requester:
         self, topic: TopicName, payload: bytes, timeout_s: float, properties: dict[str, str] | None, key: str | None
     ) -> Message:
         """Sends a request, waits for its reply and returns it. Raises Timeout if none comes within `timeout_s` seconds
-        (the request may have been handled), RequestFailed if the handler raised, or what a producer raises."""
+        (the request may have been handled), RequestFailed if the handler raised, or the error with which the producer
+        of the request or the consumer of the replies fails."""
         deadline_ms = str(self._world.clock.wall_ms() + round(timeout_s * 1000))
         id_ = self._world.rng.randbytes(8).hex()
         try:
@@ -217,8 +218,8 @@ class Requester:
 
 # -------------------------------------------------------------------------------------------------------- server
 class ReceivedRequest(NamedTuple):
-    """The properties of a request: the topic to which the reply goes, the id that the reply must have, and the time
-    until which the handler may begin, in ms since the epoch."""
+    """The properties of a request: the topic to which the reply goes (`reply_to`), the id that the reply must have
+    (`correlation_id`), and the time until which the handler may begin, in ms since the epoch (`deadline_ms`)."""
 
     reply_to: TopicName
     correlation_id: str
@@ -226,8 +227,8 @@ class ReceivedRequest(NamedTuple):
 
     @classmethod
     def parse(cls, properties: dict[str, str], topic: TopicName) -> ReceivedRequest | None:
-        """Returns the Request that the properties of a message of `topic` describe. Returns None if they are not those
-        of a request, or the reply topic is not one of the namespace of `topic`."""
+        """Returns the ReceivedRequest that the properties of a message of `topic` describe. Returns None if they are
+        not those of a request, or the reply topic is not in the namespace of `topic`."""
         id_, deadline = properties.get(CORRELATION_ID_PROPERTY), parse_number(properties.get(DEADLINE_PROPERTY, ""))
         try:
             reply_to = TopicName.parse(properties.get(REPLY_TO_PROPERTY, ""))
@@ -365,7 +366,8 @@ class RequestServer(Listening):
     # ------------------------------------------------------------------------------ the end
     async def stop(self, timeout: float | None = None) -> None:
         """Stops the server: no further handler is called, and requests that wait go to other servers. Running handlers
-        have `timeout` seconds (None: `stop_timeout`) to end. Then closes the consumer and the producers of replies."""
+        have `timeout` seconds (None: `stop_timeout`) to end. Then closes the consumer and the producers of replies.
+        Raises InvalidConfiguration for a wrong `timeout`."""
         await super().stop(timeout)
         if self._consumer.is_closing:
             return  # it calls this method

@@ -136,13 +136,15 @@ class TableView(ClosedAfterAsyncWith):
     def for_each(self, callback: TableListener) -> asyncio.Future[None]:
         """Calls `callback(key, value)` for each key that the table has now, before `for_each` returns; raises what the
         callback raises. If `callback` is a coroutine function, its coroutines run one after the other. The returned
-        future ends when the last has ended."""
+        future ends when the last has ended, or gets the exception of the first that raises. Raises InvalidConfiguration
+        if `callback` is not callable. Must be called in the event loop."""
         return self._each(self.items(), callback)
 
     def for_each_and_listen(self, callback: TableListener) -> asyncio.Future[None]:
         """Calls `callback(key, value)` for each key that the table has now, and then for each change; returns a future
         as `for_each` does. For a deleted key the value is empty, as in Pulsar: the value that the schema decodes from
-        no bytes, b"" or ""; None if the schema cannot decode them. An exception at a change is logged."""
+        no bytes, b"" or ""; None if the schema cannot decode them. An exception at a change is logged. Raises the
+        errors of `for_each`."""
         now = self.items()
         check_parameter("callback", FUNCTION_CHECK, callback)
         self._listeners.append(callback)  # in the same step: no change is missed

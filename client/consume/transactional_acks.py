@@ -93,7 +93,8 @@ class ClientTransactionalAcks:
 
         Raises, before anything is sent: the errors of `TransactionPort.begin_operation`; OperationNotSupported if a
         cumulative acknowledgement would cover a part of a chunked message; TransactionConflict if the transaction
-        acknowledges two deliveries of one message."""
+        acknowledges two deliveries of one message, or a cumulative acknowledgement may cover such; AlreadyClosed, or
+        the error with which the consumer failed, if the consumer has ended."""
         self._requests.raise_if_closed()
         every = [each for one in which for each in self._acks.expand_to_all_chunks(one)]
         for each in every if cumulative else ():

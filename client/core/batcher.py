@@ -2,9 +2,9 @@
 guards it with a lock.
 
 A batch is closed, and moves to `ready`, in three cases: it has `messages_max` messages; the next message would make it
-larger than `bytes_max`; the driver calls `close` (after the batch delay, or at a flush). A delayed message has a batch
-of its own: the open batch is closed first, so that the order is kept. The open batch is also closed when a message of
-another transaction, or of no transaction, follows: all messages of an entry belong to the same transaction.
+larger than `bytes_max`; the driver calls `close_batches` (after the batch delay, or at a flush). A delayed message has
+a batch of its own: the open batch is closed first, so that the order is kept. The open batch is also closed when a
+message of another transaction, or of none, follows: all messages of an entry belong to the same transaction.
 
 **Sequence ids** are assigned when a message is added, in order, each once. A message may name its own id. The broker
 may know ids of an earlier run of the producer (`set_first_sequence_id`). A batch never has ids on both sides of the
@@ -31,7 +31,7 @@ With `summarized` each batch has a summary of these properties (proto/summary.py
 
     add(payload, callback)          a message with a payload and nothing else: the fast path
     add_message(message, callback)  a message with key, properties, times, …
-    close()                         moves the open batches to `ready`
+    close_batches()                 moves the open batches to `ready`
 
 `add` and `add_message` return whether `ready` contains a batch. `encode_batch_entry` encodes a batch in the format of
 proto/entry.py."""
@@ -81,8 +81,9 @@ GroupKey = bytes | tuple[bytes | str | None, ...]
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """A message for a producer to send: the payload, and the other fields that the program may set. Times are in ms
-    since the epoch."""
+    """A message for a producer to send: the payload, and the other fields that the program may set. `event_time` (0:
+    none) and `deliver_at` (None: at once) are in ms since the epoch. `sequence_id` None: the batcher gives it one.
+    `null_value`: the message has no value."""
 
     payload: bytes
     properties: dict[str, str] = field(default_factory=dict)
@@ -226,7 +227,8 @@ class Batcher:
         self._txn = txn
 
     def add_message(self, message: OutgoingMessage, callback: SendCallback) -> bool:
-        """Adds a message with any fields. Returns whether `ready` contains a batch."""
+        """Adds a message with any fields. Returns whether `ready` contains a batch. Raises TypeError, ValueError or
+        OverflowError if a field cannot be encoded; the message is not added then, but its sequence id is used up."""
         if message.txn is not self._txn:
             self._switch_txn(message.txn)
         goes_back = message.sequence_id is not None and message.sequence_id <= self._given
@@ -442,7 +444,7 @@ def encode_batch_entry(
 ) -> bytes:
     """Encodes a batch as an entry. Returns the client-part of the entry: its metadata and payload, as the client sends
     them. The parameters are those of `make_entry_metadata`. Raises CryptoError if `encoding.encrypt` cannot encrypt the
-    payload."""
+    payload; TypeError, ValueError or OverflowError if a field cannot be encoded."""
     metadata = make_entry_metadata(batch, producer_name, publish_time_ms, encoding)
     if batch.message is not None:
         if encoding.compression or encoding.encrypt is not None:

@@ -93,8 +93,9 @@ def encode_chunks(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encoding: EntryEncoding = PLAIN
 ) -> list[bytes]:
     """Encodes a message as one entry, or as several chunks if it is too large; no entry has more than `entry_bytes_max`
-    bytes. Returns the client-parts of these entries, in order. Changes `metadata`. Raises MessageTooLarge if the
-    message is above the limit of chunked messages, or its metadata alone fills an entry."""
+    bytes. Returns the client-parts of these entries (metadata and payload, as the client sends them), in order. Changes
+    `metadata`. `uuid`: identifies the message. Raises MessageTooLarge if the message is above the limit of chunked
+    messages, or its metadata alone fills an entry; CryptoError if it cannot be encrypted."""
     size, encrypt = len(payload), encoding.encrypt
     payload = compress_payload(metadata, payload, encoding)
     payload_bytes_max = entry_bytes_max - (CHUNK_METADATA_BYTES if entry_bytes_max >= 10 * CHUNK_METADATA_BYTES else 0)
@@ -219,7 +220,8 @@ class ChunkAssembler:
 
     def on_unrelated_entry(self, producer: str, place: Position) -> list[Position]:
         """Fact: an entry of `producer` arrived that is not the next chunk of any incomplete message of this producer.
-        If entries arrive in log order, drops these incomplete messages and returns the positions of their chunks."""
+        If entries arrive in log order, drops these incomplete messages and returns the positions of their chunks. Else
+        returns an empty list."""
         if not self.log_order:
             return []
         dropped: list[Position] = []
@@ -231,7 +233,8 @@ class ChunkAssembler:
 
     def expire(self, now: float) -> ChunkAddResult:
         """Makes room of each message that got no chunk for `expire_s` seconds. Returns the entries to acknowledge, to
-        have redelivered later and to request now. `now`: seconds of a monotonic clock."""
+        have redelivered later and to request now; all lists are empty if no message is that late. `now`: seconds of a
+        monotonic clock."""
         outcome, wanted = ChunkAddResult(None, [], []), list[Position]()
         for uuid, begun in list(self.incomplete.items()):
             if now - begun.since >= self.expire_s:

@@ -11,14 +11,14 @@ one. **Redelivery** of an entry that was negatively acknowledged, or not acknowl
 delay is over. Without a connection nothing is requested, because the broker delivers all unacknowledged entries again
 over the next connection. A chunk that is requested again because its message is incomplete does not count as negatively
 acknowledged. **Reconnect.** After a lost connection or an error that may pass the consumer is opened again, with
-back-off; an error of FINAL_ERRORS finishes it. Messages that wait for the application are discarded, and the broker
-delivers them again. A reader continues after the last message that the application took, or at the first chunk of a
-message that it has not read whole (`ReaderPosition`). **Failover.** A consumer that is not active any more drops what
-the application has not received: the active one gets it. **Seek.** When the broker has moved the cursor, all messages
-that were delivered before are discarded, together with their acknowledgements and negative acknowledgements that were
-not sent. An acknowledgement that is called later, of a message received before the seek, counts. A reader that was
-moved to a time or an index, and has read nothing since, seeks there again after a reconnect. It gets its first permits
-when the broker has answered: only the broker knows that position. **Requests** get exactly one AnswerRequest each, with
+back-off; one of FINAL_ERRORS finishes it. Messages that wait for the application are discarded, and the broker delivers
+them again. A reader continues after the last message that the application took, or at the first chunk of a message that
+it has not read whole (`ReaderPosition`). **Failover.** A consumer that is not active any more drops what the
+application has not received: the active one gets it. **Seek.** When the broker has moved the cursor, all messages that
+were delivered before are discarded, together with their acknowledgements and negative acknowledgements that were not
+sent. An acknowledgement that is called later, of a message received before the seek, counts. A reader that was moved to
+a time or an index, and has read nothing since, seeks there again after a reconnect. It gets its first permits when the
+broker has answered: only the broker knows that position. **Requests** get exactly one AnswerRequest each, with
 ConnectionLost if the connection is lost before the answer. **Threads.** `permits.count_used_permits` and
 `set_resume_point` may be called from any thread. All else belongs to one thread. Guards:
 tests/client/core/test_consumer_walk.py, tests/client/core/test_permits.py.

@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 
 class KeyedMessage(NamedTuple, Generic[T]):
-    """A received message for Debounce: its place in the log, its key (None: it has none), and the time at which the
-    broker stored its entry, in ms since the epoch (0: not known, which counts as no key)."""
+    """A received message for Debounce: its place in the log (`place`), its key (None: it has none), and the time at
+    which the broker stored its entry (`published_ms`: ms since the epoch; 0: not known, which counts as no key)."""
 
     message: T
     place: MessagePlace

@@ -58,8 +58,8 @@ class AttachedProducerOptions(NamedTuple):
     that the broker knows of the producer's name. With `batching`, an entry is a batch of up to `batch_messages_max`
     messages and about `batch_bytes_max` bytes, for which messages wait `batch_delay_s` seconds. `key_based`: all
     messages of a batch have the same key. `send_timeout_s`: when the oldest entry has waited that long for its outcome,
-    all entries get TimedOut. `compression`: the number of the algorithm (`CompressionType`). `chunking`: whether a
-    message that is too large for an entry is sent as several chunks."""
+    all entries get TimedOut. `chunking`: whether a message that is too large for an entry is sent as several chunks.
+    `encoding`: the compression, the encryption and the schema version of each entry."""
 
     initial_sequence_id: int | None = None
     batching: bool = False

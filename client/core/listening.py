@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 class QueuedItem(NamedTuple, Generic[T]):
     """An item of a KeyQueues. `number`: its number in the order in which items were added, from 1. `place`: what
-    identifies the item. `key`: items with the same key are handled one after the other; None: no order."""
+    identifies the item. `key`: items with the same key are handled one after the other; None: no order. `value`: what
+    the caller added."""
 
     number: int
     place: Hashable

@@ -419,8 +419,9 @@ class ProducerCore:
 
     def on_entry_receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
         """Fact: the broker sent a receipt: the entry with this sequence id is stored at the position (`ledger_id`,
-        `entry_id`). Returns the effects. A receipt of an entry that has its outcome is ignored. A receipt of another
-        entry than the oldest ends the attachment, and the producer is opened again."""
+        `entry_id`; -1: the position is not known, because the broker had stored the entry before). Returns the effects;
+        none if the entry has its outcome already. A receipt of another entry than the oldest ends the attachment, and
+        the producer is opened again."""
         batch = self.take_confirmed(sequence_id, ledger_id, entry_id)
         if batch is not None:
             return [ReportOutcome(batch, None, ledger_id, entry_id)]

@@ -166,7 +166,8 @@ class NackTracker:
         return min(self._buckets, default=None)
 
     def take_due(self, now_ms: int) -> EntrySets:
-        """Removes and returns the entries whose redelivery is due at the time `now_ms`."""
+        """Removes and returns the entries whose redelivery is due at the time `now_ms`, by ledger; an empty dict if
+        none is."""
         due: EntrySets = {}
         for time_ms in sorted(each for each in self._buckets if each <= now_ms):
             for ledger_id, entries in self._buckets.pop(time_ms).items():
@@ -219,7 +220,7 @@ WHOLE_ENTRY = -1
 class AckGroup(NamedTuple):
     """A group of acknowledgements that one request sends. `whole`: entries of which all messages are acknowledged.
     `parts`: entries of which only some messages are. `cumulative`: the position and batch index up to which everything
-    is acknowledged."""
+    is acknowledged; None: there is no cumulative acknowledgement."""
 
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits

@@ -169,7 +169,7 @@ class TransactionPort:
 
     @property
     def id(self) -> TxnId:
-        """Returns the id of the transaction. Raises TransactionEnded if it has not begun."""
+        """Returns the id of the transaction. Raises InvalidTxnStatusError if it has not begun."""
         raise NotImplementedError
 
     @property
@@ -181,7 +181,8 @@ class TransactionPort:
     def begin_operation(self, where: PartitionClientPort, connections: object) -> None:
         """Begins an operation of the transaction: a message or an acknowledgement will be sent by the producer or
         consumer `where`. May be called from any thread. Raises TransactionEnded if the transaction is not open,
-        MessageTooBig if it has too many messages, InvalidConfiguration if `connections` are those of another client."""
+        InvalidTxnStatusError if it has not begun, MessageTooBig if it has too many messages, InvalidConfiguration if
+        `connections` are those of another client."""
         raise NotImplementedError
 
     def allow_sends(
@@ -254,7 +255,8 @@ class TransactionCore:
 
     def allow_sends(self, topic: str, share: SendAllowance) -> None:
         """Allows the producer of `topic` to send up to ALLOWANCE_MESSAGES more messages under the SendAllowance
-        `share`, which may be new. Does nothing if `share` has messages left. Raises the errors of `begin_operation`."""
+        `share`, which may be new. If `share` has messages left, allows no more. Raises the errors of `begin_operation`:
+        TransactionEnded, MessageTooBig."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")

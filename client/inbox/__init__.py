@@ -71,7 +71,8 @@ class Inbox(Protocol):
     ) -> AbstractContextManager[tuple[Any, ...]]:
         """Begins a database transaction, which commits at the end of the `with` block and is rolled back if the block
         raises. Yields a tuple of arguments, which `once` passes to `first_time` as the first ones and to the handler
-        after the message: the session of SQLAlchemy, or nothing. `begin`: the parameter of `once`."""
+        after the message: the session of SQLAlchemy, or nothing. `begin`: the parameter of `once`. Raises
+        InvalidConfiguration if this inbox needs `begin` and it is None, or does not take it."""
         ...
 
     first_time: Callable[..., bool]
@@ -101,7 +102,7 @@ def once(
     (`message_key` needs producers with fixed names). If a message was processed before, the handler is not called, and
     the result is None: the message must be acknowledged as after the first time. If the handler raises, its work and
     the record are rolled back, and the exception is raised. Raises InvalidConfiguration for a wrong argument, and for a
-    coroutine function as handler.
+    coroutine function as handler. The handler that is returned also raises the errors of the database.
     """
     check_parameter("inbox", make_methods_check("open_transaction", "first_time"), inbox)
     check_parameter("subscription", NAME_CHECK._replace(optional=True), subscription)

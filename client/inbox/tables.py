@@ -49,8 +49,8 @@ class SQLAlchemyInbox:
     def open_transaction(
         self, begin: Callable[[], AbstractContextManager[Session | Connection]] | None
     ) -> Iterator[tuple[Session | Connection]]:
-        """Begins a transaction with `begin()`, for `once`, and yields its Session or Connection. Raises WrongType if
-        `begin` is None: this inbox has no engine of its own."""
+        """Begins a transaction with `begin()`, for `once`, and yields a tuple of its Session or Connection. Raises
+        WrongType if `begin` is None: this inbox has no engine of its own."""
         if begin is None:
             raise WrongType("once(inbox, begin=…) needs what begins a transaction, such as sessionmaker(engine).begin")
         with begin() as session:
@@ -59,7 +59,8 @@ class SQLAlchemyInbox:
     def first_time(self, session: Session | Connection, subscription: str, key: str) -> bool:
         """Records the message `key` as processed by `subscription`, in the transaction of `session`. Returns False if
         it was recorded before, else True. Waits for a transaction that records the same message at this moment.
-        Databases other than PostgreSQL, SQLite, MySQL and MariaDB raise IntegrityError in that case."""
+        Databases other than PostgreSQL, SQLite, MySQL and MariaDB raise IntegrityError in that case. Raises the errors
+        of SQLAlchemy if the database fails."""
         row = {"subscription": subscription, "key": shorten_inbox_key(key), "done": _clock.wall_ms()}
         dialect = session.get_bind().dialect.name if isinstance(session, Session) else session.dialect.name
         statement: Any
@@ -87,7 +88,7 @@ class SQLAlchemyInbox:
     def purge(self, session: Session | Connection, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
         """Deletes up to `limit` records that are older than `older_than_s` seconds, in the transaction of `session`,
         and returns their number. `older_than_s` must be longer than the time within which a message may be delivered
-        again."""
+        again. Raises the errors of SQLAlchemy if the database fails."""
         c = self.rows.c
         before = _clock.wall_ms() - int(older_than_s * 1000)
         old = session.execute(select(c.subscription, c.key).where(c.done < before).limit(limit)).all()

@@ -157,7 +157,7 @@ def InstantSchema() -> PrimitiveSchema:
 
 
 def LocalDateSchema() -> PrimitiveSchema:
-    """Returns the schema of `datetime.date`, as days since the epoch."""
+    """Returns the schema of `datetime.date`, as days since 1970-01-01."""
     return PrimitiveSchema(
         SchemaType.LOCAL_DATE, date, ">q", lambda value: ((value - _EPOCH.date()) // _DAY,),
         lambda days: _EPOCH.date() + days * _DAY,
@@ -327,7 +327,7 @@ class AutoConsumeSchema(Schema):
     """The schema for consumers that decodes each message with the schema with which it was written. A record becomes a
     `dict`, a single value a plain value, and a pair a tuple; of a pair with a SEPARATED key only the value is returned.
     The data of a message without a schema, or with a Protobuf schema, is returned as `bytes`. `encode` raises
-    InvalidMessage."""
+    InvalidMessage; decoding raises it for a payload that does not fit the writer's schema."""
 
     by_writer = needs_writer = True
 
@@ -372,8 +372,9 @@ class AutoConsumeSchema(Schema):
 
 
 class PreEncodedSchema(Schema):
-    """The schema for producers whose program encodes the values itself: a value is the payload, as bytes. The schema
-    `info` is registered with the topic; payloads are not compared with it."""
+    """The schema for producers whose program encodes the values itself: a value is the payload, as bytes; `encode`
+    raises InvalidMessage for any other value. The schema `info` is registered with the topic; payloads are not compared
+    with it."""
 
     def __init__(self, info: SchemaInfo) -> None:
         super().__init__(bytes, schema_name=info.name)
@@ -440,7 +441,7 @@ Encode = Callable[[Any], bytes]
 
 def parse_avro_definition(info: SchemaInfo) -> Any:
     """Parses the definition of an AVRO or JSON schema. Returns the schema as fastavro parses it, with full names.
-    Raises InvalidSchema if the definition is not valid, or is nested too deeply."""
+    Raises InvalidSchema if the definition is not valid, or is nested too deeply, or fastavro is not installed."""
     try:
         return fastavro().parse_schema(json.loads(info.data))
     except RecursionError:
@@ -461,7 +462,8 @@ def make_avro_decoder(writer: Any, reader: Any = None) -> Decode:
 
 def make_avro_encoder(definition: Any) -> Encode:
     """Returns a function that encodes plain values as Avro payloads, by the Avro schema `definition`. The function
-    raises InvalidMessage for a value that does not fit."""
+    raises InvalidMessage for a value that does not fit. Raises InvalidMessage if fastavro is not installed, and
+    fastavro's error if the definition is not valid."""
     write, schema = fastavro().schemaless_writer, fastavro().parse_schema(definition)
 
     def encode(value: Any) -> bytes:

@@ -68,7 +68,8 @@ class EncryptionContext:
         return self._metadata.encryption_algo
 
     def compression_type(self) -> int:
-        """Returns the compression of the payload before it was encrypted, as a number of CompressionType."""
+        """Returns the compression of the payload before it was encrypted, as a number of CompressionType; 0: it was not
+        compressed."""
         return int(self._metadata.compression)
 
     def uncompressed_message_size(self) -> int:
@@ -134,7 +135,8 @@ def decrypt_payload(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
 
 
 def wrap_data_key(key: bytes, reader: RSAPublicKey) -> bytes:
-    """Returns the data key `key`, encrypted with the public key of one reader; `unwrap_data_key` reverses this."""
+    """Returns the data key `key`, encrypted with the public key of one reader; `unwrap_data_key` reverses this. Raises
+    OperationNotSupported if `cryptography` is not installed."""
     return reader.encrypt(key, _oaep())
 
 
@@ -212,7 +214,7 @@ KEY_FILE_BYTES_MAX = 1 << 16
 
 
 class EncryptionKeyInfo(NamedTuple):
-    """An encryption key as PEM text, with metadata that is stored unencrypted with each entry, such as the key's
+    """An encryption key in PEM (`key`), with metadata that is stored unencrypted with each entry, such as the key's
     version."""
 
     key: bytes  # PEM
@@ -225,23 +227,27 @@ class EncryptionKeyInfo(NamedTuple):
 class KeyReader(Protocol):
     """The interface of the parameter `crypto_key_reader`, which a program implements. The client calls the methods in
     its event loop, so they must not wait for long, and caches each result for KEY_CACHE_S seconds. A method raises any
-    exception if there is no such key, or if the key cannot be read now."""
+    exception if there is no such key, or if the key cannot be read now; the client then raises CryptoError."""
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
-        """Returns the public key with the name `name`, in PEM. Producers call this."""
+        """Returns the public key with the name `name`, in PEM. Producers call this. Raises any exception if there is no
+        such key."""
         ...
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes | EncryptionKeyInfo:
         """Returns the private key with the name `name`, in PEM. Consumers call this. `metadata`: the metadata that the
-        producer's key reader returned with the public key; it is not authenticated."""
+        producer's key reader returned with the public key; it is not authenticated. Raises any exception if there is no
+        such key."""
         ...
 
 
 class CryptoKeyReader:
-    """A key reader that reads the same two files for every key name, as Pulsar's class with this name does."""
+    """A key reader that reads the same two files for every key name, as Pulsar's class with this name does. Raises
+    InvalidConfiguration if an argument is no path."""
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
-        """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second."""
+        """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second. Raises
+        InvalidConfiguration if an argument is no path; does not read the files."""
         check_parameters(_PATHS, {"public_key_path": public_key_path, "private_key_path": private_key_path})
         self._public_key_path = public_key_path
         self._private_key_path = private_key_path
@@ -286,8 +292,8 @@ def _read(path: str) -> bytes:
 # (the IV); `encryption_algo` stays empty, as Pulsar's clients leave it.
 #
 # **No IV twice.** Each entry has a random IV of 96 bits. A data key makes at most DATA_KEY_USES_MAX of them and lives
-# KEY_CACHE_S; then a new one is made, and the public keys are read anew. The chunks of a message share one, so that
-# they have one size.
+# KEY_CACHE_S; then one is made, and the public keys are read anew. The chunks of a message share one, so that they
+# have one size.
 #
 # **Never in clear.** When a new data key cannot be made, CryptoError is raised: the entry is not sent.
 # Guard: tests/client/model/test_decryptor.py.
@@ -317,7 +323,8 @@ class Encryptor:
 
     def __call__(self, metadata: MessageMetadata, payload: bytes) -> bytes:
         """Encrypts a payload and returns the ciphertext. Writes the wrapped data keys and the initialization vector
-        into `metadata`. Raises CryptoError if a new data key is due, and a public key cannot be read."""
+        into `metadata`. `payload`: the bytes as they would be stored, compressed if they are. Raises CryptoError if a
+        new data key is due, and a public key cannot be read."""
         if not metadata.num_chunks_from_msg and (self._uses >= DATA_KEY_USES_MAX or self._now() >= self._until):
             self._renew()
         iv = self._random(IV_BYTES)
@@ -363,8 +370,8 @@ class Encryptor:
 # after ERROR_CACHE_S; it hides nothing that another name unwraps.
 #
 # **Hostile metadata** costs at most WRAPPED_KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its
-# keys are known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). All caches
-# are bounded. Guard: tests/client/model/test_decryptor.py.
+# keys are known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). Caches are
+# bounded. Guard: tests/client/model/test_decryptor.py.
 
 
 WRAPPED_KEYS_MAX = 100

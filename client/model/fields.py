@@ -310,7 +310,8 @@ class Field(Generic[V]):
 
     def validate_type(self, name: str, val: Any) -> Any:
         """Returns the value that a record stores when the field called `name` is set to `val`; the default if `val` is
-        None. Raises InvalidMessage, which is a TypeError too, if `val` does not fit."""
+        None. Raises InvalidMessage, which is a TypeError too, if `val` does not fit the type or the bounds of the
+        field."""
         if val is None:
             return self.initial_value()
         val = self.convert_value(val)
@@ -324,7 +325,7 @@ class Field(Generic[V]):
         self.name = name
 
     def default(self) -> Any:
-        """Returns the default value of the field, which replaces a missing value and None."""
+        """Returns the default value of the field, which replaces a missing value and None; None if it has none."""
         return self.initial_value()
 
     def required_default(self) -> bool:
@@ -332,12 +333,13 @@ class Field(Generic[V]):
         return self._required_default
 
     def schema(self) -> Any:
-        """Returns the Avro schema of the field's type."""
+        """Returns the Avro schema of the field's type. Raises InvalidMessage if two of its types have the same name."""
         return self.schema_info(None)
 
     def schema_info(self, defined_names: Any) -> Any:
         """Returns the field's type as a part of an Avro schema. `defined_names`: a `DefinedTypes` with the types that
-        the schema has defined already; None: the schema has defined no type."""
+        the schema has defined already; None: the schema has defined no type. Raises InvalidMessage if two types have
+        the same name."""
         return self.avro_type(defined_names if isinstance(defined_names, DefinedTypes) else DefinedTypes(), "")
 
     def check(self, value: Any) -> None:
@@ -354,7 +356,8 @@ class Field(Generic[V]):
     def convert_value(self, value: Any) -> Any:
         """Converts a value that a program assigns to the field, and returns the value that the record stores. If the
         field has such a type, a dict becomes a record, the name or value of a member of an enum becomes the member,
-        text becomes bytes, and bytes become text. Any other value is returned unchanged."""
+        text becomes bytes, and bytes become text. Any other value is returned unchanged; it is checked later. Raises
+        InvalidMessage if a dict does not fit the record, or bytes are no UTF-8 text."""
         return value
 
     def absent_value(self) -> Any:
@@ -372,16 +375,19 @@ class Field(Generic[V]):
         return value
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
-        """Returns the field's type as a part of an Avro schema. `names`: the types that the schema has defined already;
-        `namespace`: the namespace of the enclosing record."""
+        """Returns the field's type as a part of an Avro schema. `names`: the types that the schema has defined already,
+        to which this adds its own; `namespace`: the namespace of the enclosing record. Raises InvalidMessage if two
+        types have the same name."""
         return self.avro
 
     def initial_value(self) -> Any:
-        """Returns a copy of the field's default value, which the field gets when it is set to None."""
+        """Returns a copy of the field's default value, which the field gets when it is set to None; None if it has
+        none."""
         return copy.copy(self._default)
 
     def avro_definition(self, names: DefinedTypes, namespace: str) -> dict[str, Any]:
-        """Returns the definition of the field (name, type, default) for the Avro schema of its record."""
+        """Returns the definition of the field (name, type, default) for the Avro schema of its record; a field that is
+        not required is a union with null. `names` and `namespace`, and the error: as for `avro_type`."""
         kind = self.avro_type(names, namespace)
         found: dict[str, Any] = {"name": self.name}
         if self._required_default:

@@ -41,9 +41,13 @@ class SendVetoed(NotAllowedError):
 
 
 class Sending:
-    """A message that is being sent: the argument of `Hook.before_send` and `Hook.sent`. `before_send` may change
-    `content` and `properties`. `result`, `message_id` and `error` are set only in `sent`; `error` is set instead of
-    `result` if the message was refused before it was sent. A hook may store values in `notes`, under itself as key."""
+    """A message that is being sent: the argument of `Hook.before_send` and `Hook.sent`.
+
+    `topic`: full name, without the partition. `content`: the value as the program gave it, before the schema encodes
+    it; None if a copy of a received message is sent. That message is then `original`, which is None otherwise.
+    `before_send` may change `content` and `properties`. `callback`: the program's callback for the outcome, or None.
+    `result`, `message_id` and `error` are set only in `sent`; `error` is set instead of `result` if the message was
+    refused before it was sent. A hook may store values in `notes`, under itself as key."""
 
     __slots__ = (
         "_hooks", "callback", "content", "error", "message_id", "notes", "original", "properties", "result", "topic",
@@ -70,7 +74,9 @@ class Settlement(NamedTuple):
     `how`: "acknowledge", "cumulative_acknowledge" (`which` and all messages before it), "negative_acknowledge" or
     "ack_timeout". With the other values the messages can no longer be settled: "redelivered" (the program asked for all
     messages again), "moved" (the subscription's cursor was moved) and "closed" (the consumer was closed). `which`: the
-    message, or None if several entries are concerned; `covers` says for each message whether it is."""
+    message, or None if several entries are concerned; `covers` says for each message whether it is. `consumer`: the
+    consumer of the partition. `entries`: the entries that are concerned if `which` is None; None: all that were
+    delivered."""
 
     consumer: ReceivingConsumer  # of the partition
     how: str
@@ -199,7 +205,7 @@ class HookChain:
     def run_copy_hooks(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
         """Calls `before_send` before the `with` block, and `sent` after it. The block sends a copy of the received
         message `message` to `topic` and waits for the outcome. Replaces the content of `properties` by that which the
-        hooks leave in `Sending.properties`."""
+        hooks leave in `Sending.properties`. Raises the error of the block; no hook can refuse the copy."""
         passed = Sending(topic, None, properties, message)
         self._before_send(passed, may_veto=False)
         properties.clear()
@@ -237,7 +243,8 @@ class HookChain:
     # ------------------------------------------------------------------------------ receiving
     def add_partition(self, consumer: ReceivingConsumer, *, times_out: bool) -> PartitionHooks | None:
         """Registers the consumer of a partition. Returns the object to which this consumer must report the messages
-        that are settled. `times_out`: whether the consumer redelivers messages that are not acknowledged in time."""
+        that are settled; never None. `times_out`: whether the consumer redelivers messages that are not acknowledged in
+        time."""
         self._consumers.add(consumer)
         return PartitionHooks(self, consumer, times_out)
 

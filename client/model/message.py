@@ -71,8 +71,9 @@ class ReceivingConsumer(Protocol):
     def schema(self) -> Schema: ...
     @property
     def writer_schemas(self) -> SchemaCachePort | None:
-        """Returns the schemas with which the topic's messages were written. If a topic of this name was deleted and
-        created again, these are the schemas of the topic that the consumer reads now."""
+        """Returns the schemas with which the topic's messages were written; None: there are none, because no consumer
+        received the messages. If a topic of this name was deleted and created again, these are the schemas of the topic
+        that the consumer reads now."""
         ...
     @property
     def must_keep_order(self) -> bool:
@@ -82,7 +83,7 @@ class ReceivingConsumer(Protocol):
 
     def on_taken(self, message: Message) -> None:
         """Fact: the application, or a filter in the client, received the last message of an entry. The consumer may now
-        grant the broker the permits of the entry again."""
+        grant the broker the permits of the entry again. Raises the error of a damaged message."""
         ...
 
     def on_message_put_back(self, message: Message) -> None:
@@ -117,7 +118,9 @@ class ReceivingConsumer(Protocol):
 
 
 class ReceivedEntry:
-    """An entry that a consumer received, with the fields that all messages of the entry share."""
+    """An entry that a consumer received, with the fields that all messages of the entry share. `header`: its parsed
+    metadata. `position`: its ledger id and entry id. `index`: that of its last message in the partition; -1: not known.
+    `redelivery_count`: how often the broker delivered the entry before."""
 
     __slots__ = (
         "broker_clock_ms",
@@ -201,7 +204,7 @@ class Message:
     def value(self) -> Any:
         """Returns the value of the message: the payload, decoded by the consumer's schema; None for a message without a
         value. With a KeyValueSchema of SEPARATED keys returns a (key, value) pair, or None if the producer sent None in
-        place of the pair."""
+        place of the pair. Raises InvalidMessage if the payload does not fit the schema, and the errors of `writer`."""
         schema = self.entry.consumer.schema
         if self.fields.null_value and not (schema.separated and self._has_key):
             return None
@@ -222,9 +225,10 @@ class Message:
         return key.encode()
 
     def writer(self) -> SchemaInfo | None:
-        """Returns the schema with which the producer wrote the message; asks the broker if it is not cached. Returns
-        None if the consumer's own schema decodes the message, for example because the message names no schema. Raises
-        InvalidMessage if the topic lacks the schema, or the broker's error."""
+        """Returns the schema with which the producer wrote the message; if it is not cached, asks the broker and blocks
+        until the answer comes. Returns None if the consumer's own schema decodes the message, for example because the
+        message names no schema. Raises InvalidMessage if the topic lacks the schema, or if it is not cached and the
+        caller is in the event loop; AlreadyClosed if that loop has ended; or the broker's error."""
         writers = self._decoded_by()
         return None if writers is None else writers.get_schema(self.writer_version)
 
@@ -288,7 +292,9 @@ class Message:
         return int.from_bytes(self.writer_version) if self.writer_version else -1
 
     def redelivery_count(self) -> int:
-        """Returns how often the broker has delivered the message before this time; 0: this is the first delivery."""
+        """Returns how often the broker has delivered the message before this time; 0: this is the first delivery. With
+        redelivery_order "key" only the first message of a batch that is not acknowledged has that count; the others
+        have 0."""
         entry = self.entry
         if entry.redelivery_count and entry.consumer.must_keep_order and self.batch_index > entry.first_index:
             return 0
@@ -393,15 +399,16 @@ class MessageBatch:
         self._id = MessageId()
 
     def with_message_id(self, msg_id: MessageId) -> MessageBatch:
-        """Sets the ledger, the entry and the partition that the ids of the parsed messages get. Returns this object."""
+        """Sets the ledger, the entry and the partition that the ids of the parsed messages get. Returns this object.
+        Raises InvalidConfiguration if `msg_id` is not a MessageId."""
         check_parameter("msg_id", make_instance_check(MessageId, optional=False), msg_id)
         self._id = msg_id
         return self
 
     def parse_from(self, data: bytes, size: int) -> list[Message]:
         """Parses the payload `data` of a batch and returns its messages. `size`: the number of messages in the batch,
-        from 1 to BATCH_MESSAGES_MAX. Raises InvalidMessage if `data` is not a batch of `size` messages,
-        InvalidConfiguration for a wrong `size`."""
+        from 1 to 1,048,576. Raises InvalidMessage if `data` is not a batch of `size` messages, InvalidConfiguration for
+        a wrong `size`."""
         check_parameter("size", make_whole_number_check(1, BATCH_MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")

@@ -40,7 +40,8 @@ class MessageId:
     last by partition.
 
     `serialize` returns the bytes of Pulsar's MessageIdData; `str()` returns `(ledger,entry,partition,batch)`, as Pulsar
-    prints it. The id of a received message also contains its topic and the size of its batch."""
+    prints it. The id of a received message also contains its topic and the size of its batch. Raises
+    InvalidConfiguration for a number that is no whole number, or out of range."""
 
     __slots__ = ("_batch_index", "_chunks", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
 
@@ -64,11 +65,11 @@ class MessageId:
         self._chunks = _chunks
 
     def ledger_id(self) -> int:
-        """Returns the id of the ledger that contains the message."""
+        """Returns the id of the ledger that contains the message; -1 if the id does not name one."""
         return self._ledger_id
 
     def entry_id(self) -> int:
-        """Returns the number of the entry that contains the message, from 0 in each ledger."""
+        """Returns the number of the entry that contains the message, from 0 in each ledger; -1 if the id names none."""
         return self._entry_id
 
     def batch_index(self) -> int:
@@ -76,7 +77,7 @@ class MessageId:
         return self._batch_index
 
     def partition(self) -> int:
-        """Returns the number of the message's partition; -1: the topic is not partitioned."""
+        """Returns the number of the message's partition; -1: the topic is not partitioned, or the id does not say."""
         return self._partition
 
     def position(self) -> Position:
@@ -127,7 +128,7 @@ class MessageId:
     @staticmethod
     def deserialize(message_id_bytes: UncheckedBytes, topic: UncheckedText | None = None) -> MessageId:
         """Returns the id for bytes that `serialize` returned. `topic`: the full name of the topic of the message.
-        Raises InvalidMessage if the bytes are not an id."""
+        Raises InvalidMessage if the bytes are not an id, InvalidConfiguration if `topic` is no text."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a message id is made of bytes, not of {shorten_value(message_id_bytes)}")
         check_parameter("topic", TEXT_OR_NONE, topic)
@@ -152,7 +153,7 @@ class MessageId:
     @staticmethod
     def parse(text: UncheckedText) -> MessageId:
         """Makes a message id from the text `ledger:entry[:partition[:batch]]`, `earliest` or `latest`, and returns it.
-        Raises InvalidMessage if the text is none of these."""
+        Raises InvalidMessage if the text is none of these, InvalidConfiguration if it is no text."""
         check_parameter("text", TEXT_CHECK, text)
         try:
             found = names.MessageId.parse(text.strip("()"))

@@ -294,7 +294,8 @@ class Record(metaclass=_RecordType):
 
     def __init__(self, *declared: Any, **values: Any) -> None:
         """Makes a record with the field values `values`. `declared`: default, required_default and required, in this
-        order, for a record that declares a field of another record."""
+        order, for a record that declares a field of another record. Raises InvalidMessage if a value does not fit its
+        field, or no field has that name."""
         fields = self._fields
         values.update(zip(("default", "required_default", "required"), declared, strict=False))
         if given := [name for name in FIELD_PARAMETERS if name in values and name not in fields]:
@@ -363,7 +364,7 @@ class Record(metaclass=_RecordType):
 
     def validate_type(self, name: str, val: Any) -> Any:
         """Returns the value that a record stores when its field called `name`, whose type is this record, is set to
-        `val`. Raises InvalidMessage if `val` does not fit."""
+        `val`; the default if `val` is None. Raises InvalidMessage if `val` does not fit."""
         return _Nested(type(self), self).validate_type(name, val)
 
     def default(self) -> Any:
@@ -378,7 +379,8 @@ class Record(metaclass=_RecordType):
     @classmethod
     def schema_info(cls, defined_names: Any) -> Any:
         """Returns the record's type as a part of an Avro schema. `defined_names`: a `DefinedTypes` with the types that
-        the schema has defined already; None: the schema has defined no type."""
+        the schema has defined already; None: the schema has defined no type. Raises InvalidMessage if two types have
+        the same name."""
         return cls.avro_definition(defined_names if isinstance(defined_names, DefinedTypes) else DefinedTypes(), "")
 
     @classmethod

@@ -71,7 +71,8 @@ class SchemaDescription:
 
     @classmethod
     def from_info(cls, info: SchemaInfo | None) -> SchemaDescription:
-        """Returns the description of the schema `info`; of plain bytes if `info` is None."""
+        """Returns the description of the schema `info`; of plain bytes if `info` is None. A type that Pulsar's client
+        does not know becomes NONE."""
         if info is None:
             return cls(SchemaTypeOfClient.BYTES, "BYTES", "null")
         kind = SchemaTypeOfClient.__members__.get(info.type.name, SchemaTypeOfClient.NONE)
@@ -137,7 +138,7 @@ class Schema:
         """Decodes a received message and returns its value. `Message.value` calls this. Asks the broker, and
         blocks, for the schema with which the message was written, if it is needed and not cached. Raises InvalidMessage
         if the payload does not fit, the topic lacks that schema, or it is not cached and the caller is in the event
-        loop; the broker's error if it does not answer."""
+        loop; AlreadyClosed if the event loop has ended; the broker's error if it does not answer."""
         if self.separated:
             key = None if msg.has_null_key() else msg.key_bytes()
             return self.decode_separated(key, None if msg.has_null_value() else msg.data())
@@ -199,7 +200,7 @@ class Schema:
 
 class BytesSchema(Schema):
     """The schema of payloads that are not encoded, which is the default. `encode` accepts `bytes`, `bytearray` and
-    `memoryview`."""
+    `memoryview`, and raises InvalidMessage for any other value."""
     def __init__(self) -> None:
         super().__init__(bytes, schema_name="BYTES")
 
@@ -215,7 +216,8 @@ class BytesSchema(Schema):
 
 
 class StringSchema(Schema):
-    """The schema of text, which is encoded as UTF-8."""
+    """The schema of text, which is encoded as UTF-8. `encode` raises InvalidMessage for a value that is no text,
+    `decode` for a payload that is not UTF-8."""
     def __init__(self) -> None:
         super().__init__(str, SchemaType.STRING, None, "STRING")
 
@@ -231,8 +233,10 @@ class StringSchema(Schema):
 
 
 class JsonSchema(Schema):
-    """The schema of a Record as compact JSON. `encode` raises InvalidMessage for NaN and infinities, which are not
-    JSON; `decode` accepts them, because other clients send them."""
+    """The schema of a Record as compact JSON. `encode` raises InvalidMessage for a value of another class, a record
+    without a required field, and what is not JSON: NaN, infinities, and text with half of a pair of surrogates.
+    `decode` accepts NaN and infinities, because other clients send them. It raises InvalidMessage for a
+    payload that is no JSON object or does not fit the fields of the Record."""
 
     def __init__(self, record_cls: type[Record]) -> None:
         super().__init__(_class_of_records(record_cls), SchemaType.JSON, record_cls.schema(), "JSON")
@@ -259,7 +263,7 @@ class JsonSchema(Schema):
 
 class AvroSchema(Schema):
     """The schema of a Record, or of a dict if only `schema_definition` is given, as Avro. Raises InvalidMessage if the
-    package fastavro is not installed (`pip install 'magnetar[avro]'`).
+    package fastavro is not installed (`pip install 'magnetar[avro]'`), or neither argument is given.
 
     A message is decoded with the schema with which it was written, and converted to this one: fields that the message
     lacks get their defaults, and fields that this schema lacks are left out.

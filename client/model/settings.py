@@ -46,7 +46,8 @@ from .tracing import Tracing
 
 class RedeliveryBackoff(Protocol):
     """Base class of the rules that choose the delay before a redelivery. A program may derive a rule of its own; the
-    consumer calls `next` for each entry that it redelivers."""
+    consumer calls `next` for each entry that it redelivers. If `next` raises, the error is logged, and the default
+    delay applies."""
 
     def next(self, redelivery_count: int) -> int:
         """Returns the delay in ms before an entry is delivered again that was redelivered `redelivery_count` times."""
@@ -56,7 +57,8 @@ class RedeliveryBackoff(Protocol):
 @dataclass(frozen=True, slots=True)
 class MultiplierRedeliveryBackoff:
     """A redelivery delay that grows exponentially, as in Pulsar: min_delay_ms, min_delay_ms × multiplier, … up to
-    max_delay_ms. With the defaults: 1, 2, 4, … 60 s (A7 in docs/features.md)."""
+    max_delay_ms. With the defaults: 1, 2, 4, … 60 s (A7 in docs/features.md). Raises InvalidConfiguration if a value is
+    wrong, or min_delay_ms is above max_delay_ms."""
 
     min_delay_ms: int = 1000
     max_delay_ms: int = 60_000
@@ -176,7 +178,8 @@ def _require(condition: bool, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings of a client, made from the parameters of `Client`."""
+    """The settings of a client, made from the parameters of `Client`. Names say the unit: `_s` seconds, `_bytes` bytes.
+    Raises InvalidConfiguration if a value is wrong."""
 
     operation_timeout_s: float = 30.0  # what an operation may take with all its attempts
     connection_timeout_s: float = 10.0  # one request to one broker; and how long a first contact may take
@@ -199,7 +202,8 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """The settings of a producer, made from the parameters of `Client.create_producer`."""
+    """The settings of a producer, made from the parameters of `Client.create_producer`. Raises InvalidConfiguration if
+    parameters contradict each other."""
 
     producer_name: str | None = None  # None: the broker gives one; needed to go on after a restart
     schema: Schema = field(default_factory=BytesSchema)  # turns objects into bytes
@@ -342,19 +346,20 @@ class ConsumerDeadLetterPolicy:
         return self.max_redeliver_count
 
     def getDeadLetterTopic(self) -> str:
-        """Returns the name of the dead-letter topic: `dead_letter_topic` under its name in Pulsar's C++ client."""
+        """Returns the name of the dead-letter topic: `dead_letter_topic` under its name in Pulsar's C++ client; an
+        empty text if the program gave none."""
         return self.dead_letter_topic or ""
 
     def getInitialSubscriptionName(self) -> str:
         """Returns the name of the subscription that is created with the dead-letter topic: `initial_subscription_name`
-        under its name in Pulsar's C++ client."""
+        under its name in Pulsar's C++ client; an empty text if the program gave none."""
         return self.initial_subscription_name or ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """The settings of a consumer or reader, made from the parameters of `Client.subscribe` or
-    `Client.create_reader`."""
+    """The settings of a consumer or reader, made from the parameters of `Client.subscribe` or `Client.create_reader`.
+    Raises InvalidConfiguration if parameters contradict each other."""
 
     consumer_type: ConsumerType | int = ConsumerType.Exclusive  # who shares the subscription, and how
     schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects

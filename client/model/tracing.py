@@ -78,7 +78,8 @@ class Tracing(Hook):
     `tracer_provider` None: OpenTelemetry's global one. Sends are traced where the current span is recorded, received
     messages if they carry a sampled context; with `every_message` all are. At most `open_spans_max` spans are open at
     once; messages beyond that are not traced. docs/tracing.md has the spans and their cost. Several clients may share
-    one object. Raises OperationNotSupported if OpenTelemetry is not installed (`pip install 'magnetar[otel]'`).
+    one object. Raises OperationNotSupported if OpenTelemetry is not installed (`pip install 'magnetar[otel]'`),
+    InvalidConfiguration for a wrong parameter.
     """
 
     def __init__(

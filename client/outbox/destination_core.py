@@ -243,7 +243,10 @@ class DestinationStatus(Enum):
 
 class DestinationCore:
     """The core of one destination of a relay: decides which of its rows are sent, and when. A destination is a topic
-    without partitions, or one partition. `now`: seconds of a monotonic clock."""
+    without partitions, or one partition. `queue`: the claimed rows that wait; `in_flight`: the rows that are being
+    sent. `stored`: the highest sequence id that is known to be stored; NO_SEQUENCE_ID: none. `error`: why it waits, and
+    `due`: until when. `last_open`: the highest id that the topic knew when the producer was opened, also that of an
+    open transaction; LAST_OPEN_UNKNOWN: not known. `now`: seconds of a monotonic clock."""
 
     def __init__(self, name: str, settings: RelaySettings, stored: int = NO_SEQUENCE_ID) -> None:
         self.name = name

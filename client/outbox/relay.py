@@ -67,9 +67,9 @@ RELAY_ALIVE_MS = 10_000
 
 class OutboxRow(NamedTuple):
     """A row of an outbox without its value, for the CLI. `state`: a name of RowState in small letters. `size`: bytes of
-    key, value and properties. `created_ms`: ms since the epoch. `seq`, `shard`: the sequence id and the shard of a
-    claimed row, else None. `error`: why it was refused last. `unit`: a number that is equal for all rows of one
-    transaction of the application."""
+    key, value and properties. `created_ms`: ms since the epoch. `attempts`: how often it was refused. `seq`, `shard`:
+    the sequence id and the shard of a claimed row, else None. `error`: why it was refused last; None: it was not.
+    `unit`: a number that is equal for all rows of one transaction of the application."""
 
     id: int
     state: str
@@ -109,7 +109,8 @@ class OutboxAdmin:
 
     def create(self) -> None:
         """Creates those tables of the outbox that are missing. Raises OutboxColumnsMissing if a table of that name
-        exists but lacks columns."""
+        exists but lacks columns; OutboxUnreachable or another OutboxError if the database does not answer or refuses
+        it."""
         with translate_database_errors():
             for table in (self._outbox.rows, self._outbox.shards, self._outbox.positions):
                 table.create(self._engine, checkfirst=True)
@@ -117,12 +118,13 @@ class OutboxAdmin:
 
     def check(self) -> None:
         """Checks that the tables of the outbox are complete. Raises OutboxTableMissing if one is missing,
-        OutboxColumnsMissing if one lacks columns."""
+        OutboxColumnsMissing if one lacks columns, OutboxUnreachable if the database does not answer."""
         self._store.check()
 
     def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
         """Returns up to `limit` rows in the order of their ids; only rows in the state `state` and of the topic
-        `topic` (its full name), if these are given."""
+        `topic` (its full name), if these are given. Raises OutboxUnreachable or another OutboxError if the query
+        fails."""
         c = self._rows.c
         query = select(
             c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error, c.unit
@@ -136,7 +138,8 @@ class OutboxAdmin:
         return [OutboxRow._make(each)._replace(state=RowState(each[1]).name.lower()) for each in found]
 
     def read_shards(self) -> list[ShardRecord]:
-        """Returns the records of all shards that a relay ever claimed, in the order of their numbers."""
+        """Returns the records of all shards that a relay ever claimed, in the order of their numbers. Raises
+        OutboxUnreachable or another OutboxError if the query fails."""
         table = self._outbox.shards
         with translate_database_errors(), self._engine.connect() as connection:
             found = connection.execute(select(table).order_by(table.c.shard)).all()
@@ -147,12 +150,14 @@ class OutboxAdmin:
 
     def park_rows(self, ids: Sequence[int]) -> int:
         """Parks those of the rows `ids` that wait or were refused: no relay sends parked rows, and later rows of the
-        same keys wait. Returns the number of rows that were parked."""
+        same keys wait. Returns the number of rows that were parked. Raises OutboxUnreachable or another OutboxError if
+        the database fails."""
         return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
 
     def revive_rows(self, ids: Sequence[int] | None = None) -> int:
         """Makes those of the rows `ids` that are parked or were refused wait for a relay again, and sets their number
-        of attempts to 0. `ids` None: all parked and refused rows. Returns the number of rows that were revived."""
+        of attempts to 0. `ids` None: all parked and refused rows. Returns the number of rows that were revived. Raises
+        OutboxUnreachable or another OutboxError if the database fails."""
         return self._change(
             ids, (RowState.PARKED, RowState.HELD), state=int(RowState.WAITING), attempts=0, error=None, retry_at=None
         )
@@ -166,14 +171,14 @@ class OutboxAdmin:
 
     def drop(self, ids: Sequence[int]) -> int:
         """Deletes those of the rows `ids` that no relay has claimed: their messages are never sent. Returns the number
-        of deleted rows."""
+        of deleted rows. Raises OutboxUnreachable or another OutboxError if the database fails."""
         with translate_database_errors(), self._engine.begin() as connection:
             here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
     def set_shard_count(self, shards: int) -> None:
         """Changes the number of shards into which the outbox is divided. Raises ShardsDiffer if a relay was active in
-        the last 10 s, or rows are claimed."""
+        the last 10 s, or rows are claimed; OutboxUnreachable or another OutboxError if the database fails."""
         running = [each for each in self.read_shards() if each.seen_s * 1000 < RELAY_ALIVE_MS]
         if running:
             names = ", ".join(f"{each.shard} ({each.holder})" for each in running)
@@ -188,7 +193,8 @@ class OutboxAdmin:
         """Renumbers the sequence ids of a shard after the error OutboxBehind or SequencesForgotten: new ids continue
         after the highest id that the topics know. Claimed rows wait again, so rows that were stored already are stored
         a second time. Fences a running relay. `name`: the name of the relay's producers (`producer_name`). Returns the
-        highest id of each destination. Raises OutboxError if no relay ever had the shard."""
+        highest id of each destination. Raises OutboxError if no relay ever had the shard, or the database fails;
+        RelayFenced if another relay claims the shard meanwhile; and the errors of `Client.create_producer`."""
         known = [each for each in self.read_shards() if each.shard == shard]
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")
@@ -245,7 +251,8 @@ class Relay:
     `outbox-NAME-SHARD`; by default the name of the database. NAME must stay the same, and must differ between databases
     that send to the same topics. `shards`: the number of relays that share the outbox, the same for all of them.
     `atomic`: the rows of one transaction of the application are sent in one transaction of the cluster, so that readers
-    see all of these rows or none (docs/outbox.md); `shards` must then be 1."""
+    see all of these rows or none (docs/outbox.md); `shards` must then be 1. `shard`: its number, from 0. Raises
+    InvalidRequest if `shard`, `shards` or `name` is wrong, or the database has no name and none is given."""
 
     def __init__(
         self, client: Client, engine: Engine, outbox: TablesProvider, shard: int = 0, shards: int = 1, *,
@@ -301,8 +308,9 @@ class Relay:
 
     def run(self) -> None:
         """Runs the relay in the calling thread until `stop` is called in another thread. Raises the error that ended
-        the relay, which is also in `error`. While the database does not answer, and after an unforeseen error, which is
-        logged, the relay begins again after a pause."""
+        the relay, which is also in `error`: RelayFenced, ShardsDiffer, OutboxBehind, SequencesForgotten,
+        DeduplicationOff, or that of a table that is missing or read-only. While the database does not answer, and after
+        an unforeseen error, which is logged, the relay begins again after a pause."""
         self._outbox.relays.add(self)
         failed = 0
         try:

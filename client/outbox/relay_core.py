@@ -385,8 +385,8 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ effects
     def run_timers(self, now: float) -> list[RelayEffect]:
-        """Returns the effects that are due at `now`. The driver must call this again when `next_timer_at` is
-        reached."""
+        """Returns the effects that are due at `now`; none after the relay was stopped by an error. The driver must call
+        this again when `next_timer_at` is reached."""
         if self.stopped is not None:
             return []
         effects: list[RelayEffect] = []

@@ -89,8 +89,8 @@ def make_outbox_row(
 ) -> NewOutboxRow:  # fmt: skip
     """Returns the row of a message, after checking the message's values. `value`: bytes, or a value that `schema`
     encodes; None: a message without a value. Times are ms since the epoch. `unit`: the id of the unit
-    (`make_random_unit_id`). Raises InvalidTopicName, InvalidMessage if a value is wrong, or MessageTooBig if the row is
-    larger than ROW_BYTES_MAX."""
+    (`make_random_unit_id`). Raises InvalidTopicName if `topic` is malformed, InvalidMessage if another value is wrong,
+    MessageTooBig if the row is larger than ROW_BYTES_MAX."""
     try:
         name = TopicName.parse(topic)
     except Exception as error:

@@ -48,8 +48,8 @@ from .tables import SQLAlchemyOutbox, check_outbox_tables, translate_database_er
 # attempt or whose destination takes nothing keeps all of it. **Order.** What is passed over keeps its keys: a later
 # unit with a row of one of these keys is passed over, too. So the rows of a key leave in the order of their ids.
 #
-# Units that cannot be claimed are checked in each claim, at most CLAIM_WINDOWS_MAX of `rows_max` rows: units after so
-# many of them wait, too. Guards: tests/client/outbox/test_units.py.
+# Units that cannot be claimed are checked in each claim, at most CLAIM_WINDOWS_MAX of `rows_max` rows: units after them
+# wait, too. Guards: tests/client/outbox/test_units.py.
 
 
 CLAIM_WINDOWS_MAX = 10
@@ -151,8 +151,8 @@ def split_ids_into_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 class Lag(NamedTuple):
-    """The lag of an outbox: the number of its rows by state, and the age of its oldest row that is not parked, in
-    seconds (`oldest_s`; 0 if there is none)."""
+    """The lag of an outbox: the number of its rows by state (`waiting`, `claimed`, `held`, `parked`: see RowState), and
+    the age of its oldest row that is not parked, in seconds (`oldest_s`; 0 if there is none)."""
 
     waiting: int
     claimed: int
@@ -163,7 +163,8 @@ class Lag(NamedTuple):
 
 class RelayStore:
     """Runs the database transactions of one relay in the application's database. Each method raises OutboxUnreachable
-    if the database does not answer, or another OutboxError if the database refuses the statement."""
+    if the database does not answer, or another OutboxError if the database refuses the statement. `shard`: the number
+    of the relay's shard, from 0; `shards`: the number of shards of the outbox."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
         self._engine = engine
@@ -183,13 +184,13 @@ class RelayStore:
 
     def check(self) -> None:
         """Checks that the tables of the outbox are complete. Raises OutboxTableMissing if one is missing,
-        OutboxColumnsMissing if one lacks columns."""
+        OutboxColumnsMissing if one lacks columns, OutboxUnreachable if the database does not answer."""
         check_outbox_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
     def read_shard_holder(self) -> tuple[int, int]:
         """Returns two numbers of the shard: its epoch, and the time in ms since the epoch at which the relay that holds
-        it was last active; (0, 0) if no relay ever held it."""
+        it was last active; (0, 0) if no relay ever held it. Raises the errors that the class names."""
         shards = self._shards
         with translate_database_errors(), self._engine.connect() as connection:
             found = connection.execute(
@@ -200,7 +201,7 @@ class RelayStore:
     def claim_shard(self, holder: str, *, atomic: bool = False) -> ClaimedShard:
         """Claims the shard for the relay `holder` and fences the relay that held it before. `atomic`: the relay sends
         units in cluster transactions, which is recorded for good. Returns the state of the shard. Raises ShardsDiffer,
-        and changes nothing, if the outbox has another number of shards."""
+        and changes nothing, if the outbox has another number of shards; and the errors that the class names."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
         with translate_database_errors(), self._engine.begin() as connection:
@@ -247,7 +248,7 @@ class RelayStore:
     def renumber_rows(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
         """Renumbers the sequence ids of the shard: the next claimed row gets `next_seq`. Records the highest stored id
         of each destination (`stored`), and makes claimed rows wait again. Raises RelayFenced, and changes nothing, if
-        the epoch of the shard is not `epoch`."""
+        the epoch of the shard is not `epoch`; and the errors that the class names."""
         shards, rows = self._shards, self._rows
         with translate_database_errors(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch
@@ -264,7 +265,8 @@ class RelayStore:
     def run_database_transaction(self, turn: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int]:
         """Runs the turn `turn` in one database transaction: records outcomes and claims rows. Returns the claimed rows,
         in the order of their sequence ids, and the next sequence id. If the turn was committed before, returns what it
-        claimed then. Raises RelayFenced, and changes nothing, if the shard has a newer holder."""
+        claimed then. Raises RelayFenced, and changes nothing, if the shard has a newer holder; and the errors that the
+        class names. After OutboxUnreachable it is unknown whether the turn was committed."""
         shards = self._shards
         with translate_database_errors(), self._engine.begin() as connection:
             ours = connection.execute(
@@ -415,7 +417,7 @@ class RelayStore:
     # ------------------------------------------------------------------------------ questions
     def list_topics(self) -> list[str]:
         """Returns the full names of the topics for which rows wait or were refused, sorted. Reads one index entry for
-        each topic and state."""
+        each topic and state. Raises the errors that the class names."""
         rows = self._rows
         found: set[str] = set()
         with translate_database_errors(), self._engine.connect() as connection:
@@ -427,7 +429,8 @@ class RelayStore:
         return sorted(found)
 
     def measure_lag(self) -> Lag:
-        """Returns the lag of the whole outbox, not only of this shard. Counts all rows, so call it rarely."""
+        """Returns the lag of the whole outbox, not only of this shard. Counts all rows, so call it rarely. Raises the
+        errors that the class names."""
         rows = self._rows
         with translate_database_errors(), self._engine.connect() as connection:
             counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()

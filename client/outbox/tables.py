@@ -211,7 +211,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
 
 def check_outbox_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     """Checks the tables of `outbox` in the database. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing
-    if one lacks columns, OutboxUnreachable if the database does not answer."""
+    if one lacks columns, OutboxUnreachable or another OutboxError if the database does not answer or refuses."""
     with translate_database_errors():
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):

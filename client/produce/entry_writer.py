@@ -44,7 +44,8 @@ from ..model.schema import Schema
 
 class SentEntryDescription(NamedTuple):
     """The description of an entry that was sent. The callback `done` of a PreEncodedEntryWriter gets it when the entry
-    is stored."""
+    is stored. `sequence_id`: that of its first message. `position`: where the entry was read; `messages`: how many it
+    has; `size`: its bytes."""
 
     sequence_id: int
     position: Position  # where it comes from
@@ -75,7 +76,7 @@ class PreEncodedEntryWriter:
 
     async def open(self) -> None:
         """Opens the producer, and returns when it is open. Raises Busy if the topic has another producer, or the error
-        of the broker."""
+        of the broker, untranslated; AlreadyClosed if `close` is called meanwhile."""
         self._attachment.open()
         try:
             await self._opened
@@ -224,8 +225,9 @@ class MessageDraft:
 
 
 class Extras(NamedTuple):
-    """The optional parameters of `send`, in their order; the content is not one of them. `key_bytes`: a key that is not
-    text, in place of `partition_key`."""
+    """The optional parameters of `Producer.send`, in their order; the content is not one of them. `key_bytes`: a key
+    that is not text, in place of `partition_key`. `replication_clusters`: the clusters that get the message; None: all
+    of the namespace. `deliver_after`: a delay from now. `txn`: the message counts when this transaction commits."""
 
     properties: dict[str, str] | None = None
     partition_key: str | None = None
@@ -259,7 +261,8 @@ def make_outgoing_message(
 ) -> OutgoingMessage:
     """Checks the parameters that a program passes to `send`, and returns an OutgoingMessage made from them. `content`
     is encoded by `schema`; None: a message without a value. `wall_ms()`: the time in ms since the epoch, for
-    `deliver_after` and `expires_in`. Raises InvalidMessage if a parameter is wrong."""
+    `deliver_after` and `expires_in`. Raises InvalidMessage if a parameter is wrong, or `schema` cannot encode the
+    content."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None

@@ -181,7 +181,7 @@ class PartitionProducer:
 
     def add_payload_in_transaction(self, txn: TransactionPort, payload: bytes, callback: SendCallback) -> None:
         """Adds a message that has a payload and no other field, in the transaction `txn`, as `add` does. Also raises
-        the errors of `TransactionPort.begin_operation`."""
+        the errors of `TransactionPort.begin_operation`, such as TransactionEnded."""
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)
@@ -428,8 +428,9 @@ class PartitionProducer:
 
     async def open(self) -> None:
         """Opens the producer at the broker of the partition, and returns when it is open. Raises a permanent error at
-        once; any other error when the operation's deadline passes, or earlier if the client has never reached a broker;
-        AlreadyClosed after `abort`. The wait for exclusive access has no limit."""
+        once (such as ProducerBusy, ProducerFenced, TopicNotFound or IncompatibleSchema); any other error when the
+        operation's deadline passes, or earlier if the client has never reached a broker; AlreadyClosed after `abort`.
+        The wait for exclusive access has no limit."""
         self._opened = self._loop.create_future()
         self._attachment.open()
         try:

@@ -78,7 +78,7 @@ class HalfMessagePreparer(Protocol):
         """Stores `messages` at a coordinator as one half message, which no consumer sees before its commit, and returns
         the Half. `messages`: for each message its topic or partition, and its encoded entry. If the half message has no
         outcome after `check_after` seconds (0: the cluster's default), a program of `group` is asked about `check_key`.
-        """
+        Raises the errors of `Producer.prepare`."""
         ...
 
 
@@ -91,7 +91,8 @@ class Half:
 
     `commit` publishes the half message, once; `rollback` drops it. If the program does neither, the programs of the
     group are asked for the decision (`Client.on_check`). Both methods raise AlreadyClosed after the close of the
-    client. `state`: the last state that this program knows: PREPARED, COMMITTED or ABORTED."""
+    client. `id`: the id, for `Client.commit_half` and `rollback_half`; `group` and `check_key`: as given to `prepare`.
+    `state`: the last state that this program knows: PREPARED, COMMITTED or ABORTED."""
 
     def __init__(self, halves: HalfMessageEnder, id_: TxnId, group: str, check_key: str) -> None:
         self.id = id_
@@ -105,13 +106,15 @@ class Half:
 
         Raises TransactionAborted if the half message was rolled back, and HalfParked if an operator must decide. If a
         topic refuses one of its messages (TopicTerminated, …), raises that error: none of them is published, and the
-        half message is parked. After OutcomeUnknown call `commit` again; otherwise a program of the group is asked."""
+        half message is parked. Raises OutcomeUnknown if no coordinator answers in time: call `commit` again; if the
+        program does not, a program of the group is asked. Raises AlreadyClosed after the close of the client."""
         self.state = await self._halves.commit(self.id)
 
     async def rollback(self) -> None:
         """Drops the half message without publishing it; returns when this is final. May be called again. Raises
-        TransactionEnded if the half message was committed, HalfParked if an operator must decide. After OutcomeUnknown
-        call `rollback` again; otherwise a program of the group is asked."""
+        TransactionEnded if the half message was committed, HalfParked if an operator must decide. Raises OutcomeUnknown
+        if no coordinator answers in time: call `rollback` again; if the program does not, a program of the group is
+        asked. Raises AlreadyClosed after the close of the client."""
         self.state = await self._halves.rollback(self.id)
 
     def __repr__(self) -> str:
@@ -166,8 +169,9 @@ class PartitionProducers:
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> PartitionProducers:
         """Returns the producers of all partitions of the topic, open, or opened with their first message if the
-        settings say so. If one cannot be opened, closes the others and raises its error. `epoch`: that of the exclusive
-        producer that this one replaces; 0: none."""
+        settings say so. If one cannot be opened, closes the others and raises its error, such as ProducerBusy. `epoch`:
+        that of the exclusive producer that this one replaces; 0: none. Raises CryptoError if messages cannot be
+        encrypted, and the errors of `Connections.fetch_partition_count`, such as TopicNotFound."""
         count = await connections.fetch_partition_count(topic, create=not settings.existing_only)
         partitions = cls(connections, topic, settings, count)
         await partitions._add([topic.with_partition(i) for i in range(count)] or [topic], epoch)
@@ -276,8 +280,9 @@ class LevelProducers:
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> LevelProducers:
-        """Returns the producers of all levels. If one cannot be opened, closes the others and raises its error. All
-        have the name of the first one. `epoch`: that of the exclusive producer that this one replaces; 0: none."""
+        """Returns the producers of all levels. If one cannot be opened, closes the others and raises its error, one of
+        those of `PartitionProducers.open`. All have the name of the first one. `epoch`: that of the exclusive producer
+        that this one replaces; 0: none."""
         levels: list[PartitionProducers] = []
         try:
             for name, _ in split_by_level([topic], settings.levels):
@@ -366,7 +371,9 @@ class Producer(ClosedAfterAsyncWith):
     ) -> Producer:
         """Returns a producer that is open at all partitions of the topic. If a partition cannot be opened, closes the
         others and raises its error. `epoch`: that of the exclusive producer that this producer replaces; 0: none.
-        Raises ProducerFenced if another exclusive producer was opened since that epoch."""
+        Raises ProducerFenced if another exclusive producer was opened since that epoch, and the errors of
+        `PartitionProducers.open`. With a schema that is the topic's own raises the errors of
+        `TopicSchemaCache.fetch_schema`, too."""
         if settings.schema.of_topic:
             [(first, _), *_] = split_by_level([topic], settings.levels)
             schemas = TopicSchemaCache(connections, first)
@@ -450,7 +457,9 @@ class Producer(ClosedAfterAsyncWith):
         that sends it. May be called from any thread; calls no hooks.
 
         `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MemoryBufferIsFull,
-        MessageTooBig, InvalidMessage or AlreadyClosed if the message is refused; `callback` is not called then."""
+        MessageTooBig, InvalidMessage, CryptoError or AlreadyClosed (or the error that ended the producer) if the
+        message is refused; with a transaction TransactionEnded if it is not open, InvalidConfiguration if it is another
+        client's; and the exception of a `message_router`. `callback` is not called then."""
         only = self.only_plain
         if only is not None and type(content) is bytes and extras == NO_EXTRAS:
             only.add(content, callback)
@@ -522,8 +531,9 @@ class Producer(ClosedAfterAsyncWith):
         expires_in: timedelta | float | None = None,
         priority: int | None = None,
     ) -> MessageId:
-        """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
-        its Result.
+        """Sends a message, waits until it is durable and returns its id. Raises the errors of `send_nowait` if the
+        message is refused before it is sent; if it fails later, the exception of its Result, such as Timeout
+        (`send_timeout_millis` have passed: it may be stored), TopicTerminated or ProducerFenced.
 
         The message is sent at once. Only if batching_max_publish_delay_ms is longer than its default does it wait for a
         full batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md).
@@ -551,7 +561,8 @@ class Producer(ClosedAfterAsyncWith):
 
     def encode_for_later(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
         """Encodes a message that is not sent now, but published by a broker later (`prepare`). Returns the message's
-        topic or partition, and its encoded entry. Raises InvalidMessage, MessageTooBig or AlreadyClosed."""
+        topic or partition, and its encoded entry. Raises InvalidMessage, MessageTooBig, CryptoError, AlreadyClosed, or
+        the exception of a `message_router`."""
         if self.tracing is not None:
             extras = extras._replace(properties=self.tracing.inject(extras.properties))
         message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
@@ -578,7 +589,8 @@ class Producer(ClosedAfterAsyncWith):
         cluster's default), a program that answers for `group` (`Client.on_check`) is asked about `check_key`.
         docs/transactions.md has the rules.
 
-        Raises ServiceUnitNotReady if the group has too many undecided half messages; MessageTooBig; or Timeout, after
+        Raises ProducerBlockedQuotaExceededError if the group has too many undecided half messages; MessageTooBig;
+        InvalidMessage or InvalidConfiguration for a wrong parameter; AlreadyClosed; ConnectError; or Timeout, after
         which the half message may be stored, and is then rolled back."""
         extras = Extras(
             properties, partition_key, ordering_key, event_timestamp=event_timestamp, deliver_at=deliver_at,
@@ -592,7 +604,7 @@ class Producer(ClosedAfterAsyncWith):
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
         """Sends `message`, a copy of a received message, waits until the copy is durable and returns its id. Does not
         check the fields of the message, and calls no hooks. If the queue is full, waits for room. If the message fails,
-        raises the exception of its Result."""
+        raises the exception of its Result; AlreadyClosed, or the error that ended the producer, if it has ended."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
         while True:
             try:
@@ -626,7 +638,9 @@ class Producer(ClosedAfterAsyncWith):
         parameters apply to each message.
 
         If messages failed, raises the exception of the first failure, when all messages have outcomes. If a message is
-        refused before it is sent, raises at once: the messages before it are sent, those after it are not."""
+        refused before it is sent, raises one of the errors of `send_nowait` at once: the messages before it are sent,
+        those after it are not. Returns an empty list if `contents` is empty; raises InvalidConfiguration if it is not
+        iterable."""
         extras = Extras(
             properties, partition_key, ordering_key,
             event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after, txn=txn,
@@ -712,8 +726,9 @@ class Producer(ClosedAfterAsyncWith):
         sent, for a producer with `levels`. May be called again after an error.
 
         Raises NotAllowedError if the time of the message has come, or a subscription has got it; TopicNotFound if the
-        topic has no such message, or its transaction has not committed. A subscription that is created later from an
-        earlier position gets the message."""
+        topic has no such message, or its transaction has not committed; InvalidConfiguration if `message_id` is no
+        MessageId; InvalidMessage for a `priority` that the topic does not have; Timeout or ConnectError if the broker
+        does not answer. A subscription that is created later from an earlier position gets the message."""
         check_parameter("message_id", ParameterCheck("a MessageId", (MessageId,)), message_id)
         check_message_parameters({"priority": priority})
         partition, topic = message_id.partition(), self._partitions.find_topic(priority)

@@ -166,7 +166,8 @@ class CoordinatorClient:
     # ------------------------------------------------------------------------------ ids
     async def begin_transaction(self, timeout_ms: int) -> TxnId:
         """Begins a transaction and returns its id. Takes a leased id; if none is left, waits for the answer of a
-        coordinator. Raises the error of that request when the operation's deadline has passed."""
+        coordinator. Raises the error of that request, at the latest when the operation's deadline has passed;
+        RuntimeError after `close`."""
         ids = self._leases.get(timeout_ms)
         if ids is None:
             if len(self._leases) >= LEASED_TIMEOUTS_MAX:
@@ -228,7 +229,7 @@ class CoordinatorClient:
     async def begin_named_transaction(self, name: str, timeout_ms: int) -> TxnId:
         """Asks the name's coordinator to begin a transaction, and returns its id. The first call of this client takes
         the name over from its present holder, whose transactions are fenced. Later calls raise TransactionFenced if
-        another program has taken the name over."""
+        another program has taken the name over. Raises the errors of `ask`."""
         request = wire.BeginRequest(
             coordinator=coordinator_of(name, await self.count_coordinators()), count=1, timeout_ms=timeout_ms,
             name=name, holder=self._holders.get(name, 0),
@@ -510,7 +511,8 @@ class BatchOutcome(Enum):
 
 
 class SinkStatus(NamedTuple):
-    """The status of a sink: the last committed batch, and the query that wrote it."""
+    """The status of a sink: the number of the last committed batch (`batch`), and the id of the query that wrote it
+    (`query_id`)."""
 
     query_id: str
     batch: int  # the last one that was committed
@@ -530,8 +532,9 @@ async def begin_sink_batch(coordinators: CoordinatorClient, batch: Batch, timeou
 async def commit_batch(coordinators: CoordinatorClient, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
     """Commits the prepared transactions `txns` of a batch together; waits until the commit is durable. Returns ALREADY
     if the sink has committed the batch before, by these or other transactions. Raises TransactionAborted if one of them
-    is aborted: then none is committed. Raises SinkFenced if another query writes to the sink, OutcomeUnknown if no
-    coordinator answered in time."""
+    is aborted: then none is committed. Raises SinkFenced if another query writes to the sink, OutcomeUnknown if the
+    commit got no answer in time, and the errors of `count_coordinators`. Without a sink and without `txns` it commits
+    nothing and returns COMMITTED."""
     number = await _home(coordinators, batch)
     if not txns and not batch.sink_id:
         return BatchOutcome.COMMITTED
@@ -563,9 +566,9 @@ async def get_sink_status(coordinators: CoordinatorClient, sink_id: str) -> Sink
 
 async def end_prepared_transaction(coordinators: CoordinatorClient, txn: TxnId, *, is_commit: bool) -> None:
     """Commits (`is_commit`) or aborts a transaction that another program may have prepared. Does nothing if it has
-    ended in that way. Raises the coordinator's error as one of the SDK's; InvalidTxnStatusError if it has ended in the
-    other way, or if an open transaction should be committed: only its own client knows which of its messages are
-    stored."""
+    ended in that way. Raises the coordinator's error as an exception of the SDK; InvalidTxnStatusError if it has ended
+    in the other way, or if an open transaction should be committed: only its own client knows which of its messages are
+    stored. Raises TimedOut or the last error, untranslated, if no coordinator answers in time."""
     state, error = await coordinators.get_status(txn)
     if error is not None:
         raise translate_error(error) from error

@@ -124,7 +124,9 @@ class ClientHalfMessages:
         the topic and the encoded entry of each message, 1 to HALF_MESSAGES_MAX. `check_after`: seconds after which the
         group may be asked for a decision (0: the cluster's default). If this is cancelled, or gets no answer in time, a
         half message that was stored is rolled back. Raises InvalidConfiguration for a wrong value, MessageTooBig above
-        HALF_BYTES_MAX, AlreadyClosed after the close of the client."""
+        HALF_BYTES_MAX, AlreadyClosed after the close of the client, and the error of the coordinator as an exception of
+        the SDK: Timeout or ConnectError if there is no answer in time, ProducerBlockedQuotaExceededError if the group
+        has too many undecided half messages."""
         check_parameters(HALF_CHECKS, {"group": group, "check_key": check_key, "check_after": check_after})
         if not 1 <= len(messages) <= HALF_MESSAGES_MAX:
             raise WrongValue(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(messages)}")
@@ -264,8 +266,7 @@ def _result(found: T | MagnetarError) -> T:
 # CHECKS_AT_ONCE questions at a time. A coroutine function runs in the event loop, another one in a thread of its own.
 # What the function returns is the answer. A function that raises, returns something else or takes longer than the
 # cluster waits is no answer: that is told, logged, and not counted, and another program of the group is asked. A thread
-# that hangs is not ended; it holds one of the CHECKS_AT_ONCE places until it returns. Guards:
-# tests/client/transactions/test_halves.py.
+# that hangs is not ended; it holds a place until it returns. Guards: tests/client/transactions/test_halves.py.
 
 
 CHECKS_AT_ONCE = 16
@@ -303,7 +304,7 @@ class HalfContent(NamedTuple):
 class HalfCheck(NamedTuple):
     """A check: the coordinator asks a program of the group whether an undecided half message must be committed or
     rolled back. `check_key`: the text that the program gave to `prepare`. `unknown`: how often a program answered
-    UNKNOWN. `age`: seconds since the half message was stored."""
+    UNKNOWN. `age`: seconds since the half message was stored. `messages`: the messages of the half message."""
 
     id: TxnId
     group: str

@@ -78,7 +78,8 @@ from .transaction import Transaction, Transactions
 class Output:
     """A message with more fields than its value: a result of the function of `process`, or a message of a half message
     (`Client.half`). `producer`: the producer that sends the message, which must be of the same client; None: the
-    producer of `process`. The other fields are the parameters of `Producer.send`."""
+    producer of `process`. The other fields are the parameters of `Producer.send` with the same names:
+    `event_timestamp` and `deliver_at` are ms since the epoch, `deliver_after` a timedelta."""
 
     value: Any
     partition_key: str | None = None
@@ -131,7 +132,8 @@ ApplyFunction = Callable[[list[Message]], Awaitable[list[FunctionResult]]]
 
 
 class ProcessOptions(NamedTuple):
-    """The options of one call of `process`, which are its parameters: times are in ms, `timeout` in seconds."""
+    """The options of one call of `process`: its parameters of the same names, which it describes. `linger_ms` and
+    `idle_timeout_ms` are in ms, `timeout` in seconds."""
 
     messages_max: int
     linger_ms: int
@@ -180,7 +182,8 @@ async def process(
     `on_error`: "raise" raises what the function raises; "nack" negatively acknowledges the message, which is delivered
     again, and becomes a dead letter by the consumer's `dead_letter_policy`. `statistics`: the counters to update, which
     `process` returns; None: new ones. Raises OutcomeUnknown if a commit got no answer, and the error that ends the
-    consumer or a producer.
+    consumer or a producer; InvalidConfiguration for a wrong parameter, or if the consumer has a listener or is another
+    client's than the producer.
     """
     check_parameter("consumer", make_instance_check(Consumer, optional=False), consumer)
     check_parameter("producer", make_instance_check(Producer, optional=False), producer)

@@ -120,8 +120,9 @@ class Transaction(TransactionPort):
         return self
 
     def begin_now(self) -> bool:
-        """Begins the transaction with a transaction id that was leased in advance. Returns False if no leased id is
-        left: the caller must `await` the transaction. May be called from any thread."""
+        """Begins the transaction with a transaction id that was leased in advance, and returns True. Returns False if
+        no leased id is left, or the transaction has a name: the caller must `await` it. May be called from any
+        thread."""
         found = self._home.begin_with_leased_id(self)
         if found is not None:
             self._start(found)
@@ -254,8 +255,10 @@ class Transaction(TransactionPort):
 
         Raises TransactionAborted if nothing in the transaction counts, for example because an operation in it failed;
         TransactionFenced if a later program took its name over; TransactionEnded after `abort`. Raises Timeout if the
-        commit is durable and not visible in time. After OutcomeUnknown call `commit` again, or ask
-        `transaction_status`."""
+        commit is durable and not visible in time. Raises OutcomeUnknown if the coordinator did not answer, or the
+        client was closed during the commit: call `commit` again, or ask
+        `transaction_status`. Raises InvalidTxnStatusError before the transaction has begun, InvalidConfiguration for
+        another `wait`."""
         check_parameter("wait", WAIT_CHECK, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -273,7 +276,8 @@ class Transaction(TransactionPort):
         more. The transaction then waits for its end for `until` seconds (0: as long as the cluster allows), even if
         this client or the coordinator crashes. `commit` or `abort` ends it, also from another program by its id:
         `Client.commit_transaction`, `abort_transaction`, or asyncio's `commit_batch`. Until then readers wait for it.
-        May be called again before the end. Raises what `commit` raises, and TransactionEnded after the end."""
+        May be called again before the end. Raises the errors of `commit`; TransactionEnded after the end;
+        InvalidConfiguration if `until` is not a number of seconds from 0 to ten years."""
         check_parameter("until", UNTIL_CHECK, until)
         core = self._known
         if core.state is TransactionState.OPEN:
@@ -289,7 +293,8 @@ class Transaction(TransactionPort):
         """Aborts the transaction: nothing in it counts, and messages that it acknowledged are delivered again. Returns
         when the abort is durable, with `wait` "visible" when it has taken effect at all topics, or when no coordinator
         answers: then the time-out aborts it. May be called again. Raises TransactionEnded if the transaction is
-        committed, or may be; OutcomeUnknown if it was prepared, and its coordinator does not answer."""
+        committed, or may be; OutcomeUnknown if it was prepared, and its coordinator does not answer;
+        InvalidTxnStatusError before the transaction has begun; InvalidConfiguration for another `wait`."""
         check_parameter("wait", WAIT_CHECK, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -305,7 +310,8 @@ class Transaction(TransactionPort):
 
     async def wait_redeliverable(self) -> None:
         """Waits until the brokers may deliver the messages again that this transaction acknowledged. Must be called
-        after the abort. Also returns when no coordinator answers within the operation time-out."""
+        after the abort. Returns at once if the transaction had no operations; also returns when no coordinator answers
+        within the operation time-out."""
         core = self._known
         assert core.state is TransactionState.ABORTED, "it is aborted"
         if core.pending_operations or core.has_operations:
@@ -470,7 +476,7 @@ class Transactions:
 
     def begin_with_leased_id(self, transaction: Transaction) -> TxnId | None:
         """Begins the transaction `transaction` with an id that was leased in advance, and returns this id; None if no
-        leased id is left. May be called from any thread."""
+        leased id is left, or the transaction has a name. May be called from any thread."""
         if transaction.name is not None:
             return None
         found = self.coordinators.begin_with_leased_id(_timeout_ms(transaction), self.run_in_event_loop)
@@ -510,7 +516,8 @@ class Transactions:
         return self._tasks.spawn(work, name)
 
     def run_in_event_loop(self, work: Callable[[], None]) -> None:
-        """Runs the function `work`: at once if called in the event loop, else in the loop soon after."""
+        """Runs the function `work`: at once if called in the event loop, else in the loop soon after. Raises
+        RuntimeError, in another thread, if the loop is closed."""
         if threading.get_ident() == self._thread:
             work()
         else:
@@ -534,7 +541,8 @@ class Transactions:
 
     # ------------------------------------------------------------------------------ the end
     async def close(self) -> None:
-        """Aborts the open transactions, waits for those that are being ended, and closes the CoordinatorClient."""
+        """Aborts the open transactions, waits for those that are being ended, and closes the CoordinatorClient. An
+        abort that fails with an error of the SDK is ignored: the time-out aborts that transaction."""
 
         async def abort(transaction: Transaction) -> None:
             if transaction.state is TransactionState.OPEN:

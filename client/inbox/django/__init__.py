@@ -45,7 +45,7 @@ class DjangoInbox:
     def first_time(self, subscription: str, key: str) -> bool:
         """Records the message `key` as processed by `subscription`, in the current database transaction of this thread.
         Returns False if it was recorded before, else True. Raises TransactionManagementError outside of `atomic()`:
-        there the record would be committed before the work."""
+        there the record would be committed before the work. Raises the errors of Django if the database fails."""
         from .models import InboxRow
 
         using = self._using or router.db_for_write(InboxRow)
@@ -59,7 +59,8 @@ class DjangoInbox:
 
     def purge(self, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
         """Deletes up to `limit` records that are older than `older_than_s` seconds, and returns their number.
-        `older_than_s` must be longer than the time within which a message may be delivered again."""
+        `older_than_s` must be longer than the time within which a message may be delivered again. Raises the errors of
+        Django if the database fails."""
         from .models import InboxRow
 
         using = self._using or router.db_for_write(InboxRow)

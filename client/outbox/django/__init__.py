@@ -47,7 +47,8 @@ class DjangoOutbox:
         self._tables: SQLAlchemyOutbox | None = None
 
     def tables(self) -> SQLAlchemyOutbox:
-        """Returns the tables of the outbox as a SQLAlchemyOutbox, which the relay needs."""
+        """Returns the tables of the outbox as a SQLAlchemyOutbox, which the relay needs. Raises ModuleNotFoundError if
+        SQLAlchemy is not installed."""
         from sqlalchemy import MetaData
 
         from ..tables import SQLAlchemyOutbox
@@ -63,7 +64,8 @@ class DjangoOutbox:
         """Writes a message as a row, with the parameters of SQLAlchemyOutbox.send, in the current database transaction
         of this thread. Its commit wakes the relays of this process. Raises TransactionManagementError outside of
         `atomic()`: there the row would be committed apart from the change that the message reports. Raises
-        InvalidTopicName, InvalidMessage or MessageTooBig before anything is written."""
+        InvalidTopicName, InvalidMessage or MessageTooBig before anything is written; later the errors of Django if the
+        database fails."""
         from .models import OutboxRow
 
         using = self._using or router.db_for_write(OutboxRow)
