@@ -419,7 +419,7 @@ def find_installed_policies(name: str) -> list[object]:
 #     grpc.health.v1.Health                     Check, which needs no credentials, and Watch
 #     grpc.reflection.v1.ServerReflection       and v1alpha: the services of this port and their messages
 #
-# `CheckNodeVersion` answers as `GET /readyz` and says no more. Watch and reflection are calls like others: on a secured
+# `Check` answers as `GET /readyz` and says no more. Watch and reflection are calls like others: on a secured
 # listener their caller is authenticated (runtime/grpc/server.py). Guarding tests: tests/broker/grpc/test_probes.py.
 
 HEALTH_WATCH_INTERVAL_S = 1.0
@@ -444,9 +444,9 @@ class HealthService:
         return await self._answer()
 
     async def watch(self, stream: Any, context: CallContext) -> None:
-        """Answers the rpc Watch: sends the status, and then each change of the status within WATCH_S seconds, until the
-        caller disconnects; then raises the error with which the stream ended. For a service that this server does not
-        have, sends SERVICE_UNKNOWN."""
+        """Answers the rpc Watch: sends the status, and then each change of the status within HEALTH_WATCH_INTERVAL_S
+        seconds, until the caller disconnects; then raises the error with which the stream ended. For a service that
+        this server does not have, sends SERVICE_UNKNOWN."""
         request = await stream.receive()
         known = not request.service or request.service in self._services
         last = None

@@ -82,8 +82,9 @@ class Authorizer:
         audited: bool = True,
     ) -> None:  # fmt: skip
         """Raises Unauthorized if the caller does not have the permission for the topic, namespace or tenant that is
-        given (none: for the cluster). Raises Unavailable if the grants cannot be read. PRODUCE, CONSUME and LOOKUP need
-        a topic or a namespace. `audited`: a refusal is written to the audit log, with the client's address `peer`."""
+        given (none: for the cluster). Raises Unavailable, or another error of the metadata, if the grants cannot be
+        read. The permissions SHOWN and OWN are never refused here. PRODUCE, CONSUME and LOOKUP need a topic or a
+        namespace. `audited`: a refusal is written to the audit log, with the client's address `peer`."""
         if may_call_every_operation(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
@@ -121,8 +122,8 @@ class Authorizer:
 
     async def make_topic_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
         """Returns a function that takes the full name of a topic of the namespace, and returns True if the caller may
-        look the topic up. The function decides by the grants as they are now. Raises Unavailable if the grants cannot
-        be read."""
+        look the topic up. The function decides by the grants as they are now. Raises Unavailable, or another error of
+        the metadata, if the grants cannot be read."""
         if may_call_every_operation(principal):
             return lambda topic: True
         rights = await self._rights(name)
@@ -133,8 +134,8 @@ class Authorizer:
     ) -> tuple[list[str], list[str]]:
         """Returns (namespaces, topics). `namespaces` are those of `names` in which the caller may look up every topic.
         `topics` are the sorted full names of topics in the other ones that were granted to the caller by name, at most
-        `limit`. Reads the grants of each namespace that are not cached, and raises Unavailable if they cannot be
-        read."""
+        `limit`. Reads the grants of each namespace that are not cached, and raises Unavailable, or another error of the
+        metadata, if they cannot be read."""
         namespaces, topics, turns = list[str](), list[str](), EventLoopSlices(self._clock)
         for name in names:
             rights = await self._rights(name)
@@ -151,8 +152,9 @@ class Authorizer:
         return namespaces, sorted(topics)
 
     async def is_administrator(self, principal: Principal, tenant: str) -> bool:
-        """Returns True if the principal may administer the tenant. A tenant with a damaged record counts as one without
-        administrators, so that a list of several tenants still succeeds; the damage is logged."""
+        """Returns True if the principal may administer the tenant, False if not or if there is no such tenant. A tenant
+        with a damaged record counts as one without administrators, so that a list of several tenants still succeeds;
+        the damage is logged. Raises the other errors of the metadata if the record cannot be read."""
         if may_call_every_operation(principal):
             return True
         try:
@@ -165,7 +167,7 @@ class Authorizer:
     def on_grants_changed(self, tenant: str, namespace: str) -> None:
         """Called when grants or administrators have changed. Starts a task that decides again whether the producers and
         consumers of the loaded topics of the namespace may stay connected, and closes the others. An empty `namespace`
-        means all namespaces of the tenant; an empty `tenant` means all tenants."""
+        means all namespaces of the tenant; an empty `tenant` means all tenants. Does nothing after `close`."""
         if not self._again.closed:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
@@ -255,8 +257,8 @@ GrantsByRole = dict[str, tuple[str, ...]]
 def set_role_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
     """Returns a copy of the record in which `role` has the actions `actions` in place of those granted to it before.
     `topic`: the full name of a topic without partition; "": the grant is for the namespace. Raises InvalidRequest if an
-    action is unknown, none is given, or the record would have more than GRANTS_MAX grants; InvalidName if the role is
-    invalid."""
+    action is unknown, none is given, or the record would have more than GRANTS_PER_RECORD_MAX grants; InvalidName if
+    the role is invalid."""
     unknown = sorted({each for each in actions if each not in GRANT_ACTIONS})
     if unknown or not actions:
         raise InvalidRequest(f"actions are {', '.join(GRANT_ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
@@ -277,7 +279,7 @@ def remove_role_grant(record: GrantsRecord, topic: str, role: str) -> GrantsReco
 
 def set_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
     """Returns a copy of the record in which only the given roles may use the subscription. Raises InvalidRequest if no
-    role is given, or the record would have more than GRANTS_MAX grants; InvalidName if a name is invalid."""
+    role is given, or the record would have more than GRANTS_PER_RECORD_MAX grants; InvalidName if a name is invalid."""
     if not roles:
         raise InvalidRequest("a subscription's list names at least one role; without a list it takes every consumer")
     named = tuple(dict.fromkeys(check_role(each) for each in roles))
@@ -304,7 +306,7 @@ def _without(granted: GrantsByRole, role: str) -> GrantsByRole:
 
 
 def _bounded(record: GrantsRecord) -> GrantsRecord:
-    """Returns the record. Raises InvalidRequest if it has more than GRANTS_MAX grants."""
+    """Returns the record. Raises InvalidRequest if it has more than GRANTS_PER_RECORD_MAX grants."""
     count = len(record.roles) + sum(map(len, record.topics.values())) + sum(map(len, record.subscriptions.values()))
     if count > GRANTS_PER_RECORD_MAX:
         raise InvalidRequest(
@@ -324,10 +326,9 @@ def _bounded(record: GrantsRecord) -> GrantsRecord:
 #
 # A change by any broker is known here after the watch's delay (milliseconds); then `changed(tenant, namespace)` is
 # called (the namespace is empty where the tenant's administrators changed), and what is open is decided again
-# (broker/access/authorizer.py). While a watch is broken the last known grants decide, for at most STALE_S; after that
-# `get_grants_and_administrators` is Unavailable, so that a revocation that cannot be read is not ignored for ever.
-# Guarding tests:
-# tests/broker/access/test_grants.py.
+# (broker/access/authorizer.py). While a watch is broken the last known grants decide, for at most STALE_GRANTS_S_MAX;
+# after that `get_grants_and_administrators` is Unavailable, so that a revocation that cannot be read is not ignored for
+# ever. Guarding tests: tests/broker/access/test_grants.py.
 
 
 STALE_GRANTS_S_MAX = 30.0
@@ -371,8 +372,8 @@ class AccessGrants:
     async def get_grants_and_administrators(self, name: NamespaceName) -> GrantsAndAdministrators:
         """Returns the grants of a namespace and the administrators of its tenant. A namespace or tenant that does not
         exist counts as one without grants or administrators. Raises Unavailable if the watches have failed for more
-        than STALE_S seconds, and the error of the metadata if what is not cached cannot be read (DamagedRecord for a
-        damaged record)."""
+        than STALE_GRANTS_S_MAX seconds, and the error of the metadata if what is not cached cannot be read
+        (DamagedRecord for a damaged record)."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_GRANTS_S_MAX:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
@@ -406,17 +407,17 @@ class AccessGrants:
     # ------------------------------------------------------------------ changing
     async def change_grants(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
         """Replaces the record of grants of a namespace by the record that the function `change` returns for the current
-        record. `change` may be called several times, when others change the record at the same time; its errors are
-        raised. This broker decides by the new grants when the call returns."""
+        record. `change` may be called several times, when others change the record at the same time; its errors, and
+        those of `update_record`, are raised. This broker decides by the new grants when the call returns."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)
 
     async def delete_topic_grants(self, topic: TopicName, *still: CheckNodeVersion) -> None:
-        """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
-        the same name does not inherit the grants. Raises BadVersion if a check in `still` fails, because the name
-        belongs to another topic by now; Unavailable if the grants of the namespace were changed during each of
-        ATTEMPTS_MAX attempts."""
+        """Deletes the grants of a topic; does nothing if it has none. Must be called before the topic's record is
+        deleted, so that a later topic of the same name does not inherit the grants. Raises BadVersion if a check in
+        `still` fails, because the name belongs to another topic by now; Unavailable if the grants of the namespace were
+        changed during each of GRANT_CHANGE_ATTEMPTS_MAX attempts."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(GRANT_CHANGE_ATTEMPTS_MAX):

@@ -87,7 +87,9 @@ class AccessRight(Enum):
 
 class GrantsAndAdministrators(msgspec.Struct, frozen=True):
     """The grants of a namespace and the administrators of its tenant. Permissions in the namespace are decided from
-    both."""
+    both. `roles`, `topics`: the granted actions by role, at the namespace and at each topic. `subscriptions`: the roles
+    that may use a subscription, by its name. `prefix_mode`: True if the name of a subscription must begin with the role
+    that uses it."""
 
     admins: frozenset[str] = frozenset()  # of the tenant
     roles: ActionsByRole = {}  # at the namespace

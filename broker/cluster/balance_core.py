@@ -1,34 +1,35 @@
 """Decides which bundles move between brokers, from the loads that the brokers report: loads in, moves out.
 
-    balancer.add_report(report, now_s)           each broker's load, every CHECK_S
-    for move in balancer.plan_moves(now_s): …    each CHECK_S; the driver lets the owners move the bundles
+    balancer.add_report(report, now_s)           each broker's load, every BALANCE_CHECK_INTERVAL_S
+    for move in balancer.plan_moves(now_s): …    in the same interval; the driver lets the owners move the bundles
     balancer.end_move(move.path, moved, now_s)   moved or failed
 
 A score is how busy a broker is, in points: 100 is all that it can do. Two averages of a score are kept. The slow one
-decides, so that noise moves nothing. When the fast one has differed from it by CHANGED_SHARE in CHANGED_CHECKS reports
-in a row, the load has changed, and the slow one begins anew from there. Brokers of one group are compared with their
-mean:
+decides, so that noise moves nothing. When the fast one has differed from it by LOAD_CHANGED_SHARE in
+LOAD_CHANGED_CHECKS reports in a row, the load has changed, and the slow one begins anew from there. Brokers of one
+group are compared with their mean:
 
-    hot     its slow average is HOT_SHARE above the mean
-    cold    its slow average is COLD_SHARE below the mean
+    hot     its slow average is HOT_BROKER_SHARE above the mean
+    cold    its slow average is COLD_BROKER_SHARE below the mean
 
 The hottest broker is paired with the coldest, the next with the next, while one of the two is hot or cold. No broker is
-in two pairs, so no target gets the bundles of all others at once. From each pair at most MOVES_MAX bundles move, so
-many that neither ends on the other side of the mean, and none that is small beside the first (CRUMB_SHARE). If none
-fits, the one that makes the pair most equal moves, provided that it closes GAP_CLOSED_MIN of the gap. So one large
-bundle does not go to and fro.
+in two pairs, so no target gets the bundles of all others at once. From each pair at most MOVES_PER_BROKER_MAX bundles
+move, so many that neither ends on the other side of the mean, and none that is small beside the first
+(MOVED_BUNDLE_SHARE_MIN). If none fits, the one that makes the pair most equal moves, provided that it closes
+GAP_CLOSED_SHARE_MIN of the gap. So one large bundle does not go to and fro.
 
 A score cannot tell what one bundle costs. It is shared among the bundles of a broker by their loads; a bundle counts at
 its target as it does at the source, in proportion to what the two brokers do a point (`_points_at`): a slow broker gets
 fewer bundles. After a move both averages of both brokers are set to what is expected, and reports whose measurement
 began before are ignored. So what is on its way counts at once, and counts once.
 
-A bundle rests for REST_S after it has moved, twice as long after each further move, and never moves when the move costs
-more than it brings (`costs_more_than_it_brings`). A broker is judged after REPORTS_MIN reports, again after a silence
-of FORGOTTEN_S. One that drains takes no part: its bundles leave without the balancer, and an empty broker must not make
-the others seem busy. Whatever the reports say, at most MOVES_MAX bundles of a broker are on their way, a bundle goes to
-no broker that its namespace does not allow, and a broker that carries CARRIED_MAX times what the others carry gets
-nothing, so one that never says that it is busy does not get everything. Guard: tests/balance/.
+A bundle rests for MOVED_BUNDLE_REST_S after it has moved, twice as long after each further move, and never moves when
+the move costs more than it brings (`costs_more_than_it_brings`). A broker is judged after BELIEVED_REPORTS_MIN reports,
+again after a silence of SILENT_BROKER_FORGOTTEN_S. One that drains takes no part: its bundles leave without the
+balancer, and an empty broker must not make the others seem busy. Whatever the reports say, at most MOVES_PER_BROKER_MAX
+bundles of a broker are on their way, a bundle goes to no broker that its namespace does not allow, and a broker that
+carries CARRIED_LOAD_RATIO_MAX times what the others carry gets nothing, so one that never says that it is busy does not
+get everything. Guard: tests/balance/.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ TRIED_TARGETS_MAX = 8
 
 class MovableBundle(NamedTuple):
     """A bundle as its owner reports it. `load` is in any unit that is the same for all brokers; `owned_s`: seconds
-    since its owner took it; `needs`: what the labels of its broker must have, "" for none."""
+    since its owner took it; `needs`: what the labels of its broker must have, "" for none. `topics`: its loaded topics;
+    `sessions`: their producers and consumers."""
 
     path: str  # of the owner record
     load: float
@@ -92,7 +94,8 @@ class MovableBundle(NamedTuple):
 
 class BrokerLoad(NamedTuple):
     """A broker's report. `window_s`: the seconds over which it was measured; `load`: of all its bundles; `bundles`: the
-    heaviest ones, at least so many that the heaviest MOVES_MAX that may move are among them."""
+    heaviest ones, at least so many that the heaviest MOVES_PER_BROKER_MAX that may move are among them. Only brokers
+    with the same `group` give each other bundles; `labels`: what is compared with `MovableBundle.needs`."""
 
     name: str
     score: float  # in points
@@ -105,7 +108,8 @@ class BrokerLoad(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A bundle that should move; `points`: of the source's score."""
+    """A bundle that should move; `path`: of its owner record; `source`, `target`: the names of the brokers; `points`:
+    how much of the source's score is due to the bundle."""
 
     path: str
     source: str
@@ -153,7 +157,8 @@ class _Averages:
 
 
 def _carries_too_much(broker: _Averages, carried: float, others: int) -> bool:
-    """Returns True if the broker carries CARRIED_MAX times the mean of its `others`. `carried`: the load of all."""
+    """Returns True if the broker carries CARRIED_LOAD_RATIO_MAX times the mean of its `others`. `carried`: the load of
+    all."""
     load = broker.report.load
     return others > 0 and load > CARRIED_LOAD_RATIO_MAX * (carried - load) / others
 
@@ -184,8 +189,9 @@ class Balancer:
         self._rests: dict[str, _Rest] = {}
 
     def add_report(self, report: BrokerLoad, now_s: float) -> None:
-        """Takes the report of a broker, that it has just measured. A report that cannot be true counts as none: with
-        a number that is negative, infinite or not a number, or with a bundle twice."""
+        """Takes the report of a broker, that it has just measured. A report that cannot be true counts as none: with a
+        number that is negative, infinite or not a number, or with a bundle twice. A score above 100 counts as 100.
+        `now_s`: monotonic seconds, as in the other methods."""
         values = (report.score, report.load, report.window_s, *(each.load for each in report.bundles))
         if not all(math.isfinite(each) and each >= 0 for each in values):
             return
@@ -202,7 +208,8 @@ class Balancer:
         self._brokers.pop(name, None)
 
     def end_move(self, path: str, moved: bool, now_s: float) -> None:
-        """Takes the outcome of a move that `plan_moves` has returned. A bundle whose move failed rests, too."""
+        """Takes the outcome of a move that `plan_moves` has returned. A bundle whose move failed rests, too. `moved`:
+        False if the move failed."""
         begun = self._moving.pop(path)
         self._rest(path, now_s)
         for broker, name, points in (
@@ -320,14 +327,15 @@ class Balancer:
 
 
 def costs_more_than_it_brings(bundle: MovableBundle, points: float) -> bool:
-    """Returns True if moving the bundle costs more processor time than its source saves while the bundle must rest."""
+    """Returns True if moving the bundle costs more processor time than its source saves while the bundle must rest.
+    `points`: how much of the source's score is due to the bundle."""
     return points / 100 * MOVED_BUNDLE_REST_S < bundle.sessions * SESSION_COST_S + bundle.topics * TOPIC_COST_S
 
 
 class BalancingState:
     """What a broker knows of the balance. `busy`: the share of a core that its process used in the last measurement, in
-    points; `busy_since_s`: when that began; `balancer`: None unless this broker is the leader and the balance is on;
-    `moves` and `failed` count the moves that it has let begin as the leader."""
+    points; `busy_since_s`: when that began; `leads`: whether it is the leader; `balancer`: None unless this broker is
+    the leader and the balance is on; `moves` and `failed` count the moves that it has let begin as the leader."""
 
     __slots__ = ("balancer", "busy", "busy_since_s", "failed", "leads", "moves")
 

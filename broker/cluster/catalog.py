@@ -94,9 +94,9 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """The maximum numbers of tenants, of namespaces in a tenant, and of topics in a namespace; 0 means no limit. A
-    limit is checked when an object is created. Objects that are created at the same time may exceed the limit
-    together."""
+    """The maximum numbers of tenants, of namespaces in a tenant, and of topics in a namespace; 0 means no limit.
+    `topics`: an async function that returns the limit of a namespace. A limit is checked when an object is created.
+    Objects that are created at the same time may exceed the limit together."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant

@@ -38,9 +38,10 @@ tests/broker/cluster/test_ownership.py.
 `LastReadServerLists` has the brokers and bookies of the cluster as the metadata lists them, or, while the metadata does
 not answer, as it listed them last.
 
-    found = await members.read_lists(store)  returns after at most twice METADATA_S
+    found = await members.read_lists(store)  returns after at most twice METADATA_ANSWER_WAIT_S
     found.away_ms                            0, or when the metadata answered last: the lists are as of then, or older
-    found.late                               the lists are old, but the metadata answered less than METADATA_AWAY_S ago
+    found.late                               the lists are old, but the metadata answered less than
+                                             METADATA_SILENCE_S_MAX ago
 
 The lists are for the view of operators, who need it most while the metadata does not answer. A broker reads them every
 SERVER_LISTS_REFRESH_S, so that it knows them before it is asked. No decision uses them: ownership and the placement of
@@ -200,8 +201,8 @@ async def list_dead_brokers(store: MetadataStore, started: Sequence[str], regist
     list[tuple[StartedBrokerRecord, int]]
 ):
     """Returns the records, with their versions, of the brokers that have died, sorted by name. `started`: the segments
-    below STARTED, which the caller must have read before the `registered` brokers: one that registers meanwhile is then
-    in none of the two, or in both. Raises the errors of the metadata."""
+    below `paths.STARTED_BROKERS`, which the caller must have read before the `registered` brokers: one that registers
+    meanwhile is then in none of the two, or in both. Raises the errors of the metadata."""
     names = {each.name for each in registered}
     paths_ = [f"{paths.STARTED_BROKERS}/{each}" for each in started if paths.decode_segment(each) not in names]
     found = [await get_readable_record(store, path, StartedBrokerRecord) for path in paths_]
@@ -332,8 +333,9 @@ class Ownership:
     ) -> BrokerRecord:
         """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker takes the bundle,
         or assigns it to another broker of its group. `opens`: a client wants to open the topic here. If the owner
-        drains, it has probably sent the client to this broker, so this call then waits up to MOVE_WAIT_S until the
-        bundle has a new owner. Raises Unavailable if the owner is shutting down, or the owner record keeps changing."""
+        drains, it has probably sent the client to this broker, so this call then waits up to BUNDLE_MOVE_WAIT_S until
+        the bundle has a new owner. Raises Unavailable if the owner is shutting down, or the owner record keeps
+        changing."""
         path = self.owner_record_path(topic, policies)
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
@@ -356,7 +358,8 @@ class Ownership:
         return owner.draining and owner.name != self.me.name and not self.me.draining
 
     async def _wait_for_move(self, path: str, what: str) -> BrokerRecord:
-        """Returns the owner of the object at `path` when that does not drain; after MOVE_WAIT_S the one that it is."""
+        """Returns the owner of the object at `path` when that does not drain; after BUNDLE_MOVE_WAIT_S the one that it
+        is."""
         revision = await self._store.revision()
         owner = await self._find_owner(path, what)
         try:
@@ -425,14 +428,15 @@ class Ownership:
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
     async def has_other_brokers_in_group(self) -> bool:
-        """Returns True if the group has another broker that may get the bundles of this broker."""
+        """Returns True if another broker of the group is registered and does not drain, so that it may get the bundles
+        of this broker."""
         return any(
             each.group == self.me.group and each.name != self.me.name and not each.draining
             for each in await list_brokers(self._store)
         )
 
     async def _write_owner(self, path: str, owner: BrokerRecord, version: int) -> bool:
-        """Makes the owner record, in place of the one of that version (ABSENT: there is none). Returns False if another
+        """Makes the owner record, in place of the one of that version (NODE_ABSENT: there is none). Returns False if another
         broker changed the record before, or if it is not known whether the record is written."""
         given = "" if owner.name == self.me.name else self.me.name
         value = encode_record(OwnerRecord(broker=owner.name, endpoint=owner.endpoint, assigned_by=given), path)
@@ -455,7 +459,8 @@ class Ownership:
 
     async def reclaim_bundles(self) -> None:
         """Takes the bundles of this broker again, in a new metadata session. A bundle that another broker owns by now
-        is given up. If this call raises an error, the caller must repeat it."""
+        is given up. Raises Unavailable if the owner record of a bundle keeps changing. After any error the caller must
+        repeat the call."""
         for path in list(self._owned):
             if not await self._reclaim_path(path):
                 del self._owned[path]
@@ -488,8 +493,8 @@ class Ownership:
     async def release_bundle(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives up one bundle: from now on none of its topics is loaded at this broker. Calls `unload`, which closes
         the loaded topics, and then deletes the owner record, so that another broker can own the bundle. If `unload`
-        raises, the bundle stays this broker's, and the error is raised. Runs to its end even if the caller is
-        cancelled. Meanwhile, look-ups of its topics at this broker wait."""
+        raises, the error is raised, and the bundle stays this broker's unless another broker has taken it. Runs to its
+        end even if the caller is cancelled. Meanwhile, look-ups of its topics at this broker wait."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await run_to_end(self._release(path, unload))
 
@@ -523,8 +528,8 @@ class Ownership:
     async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> bool:
         """Gives one bundle to the broker `heir`, in the order of steps at the head of this module. `unload`: a function
         that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled. Returns False, and
-        does nothing, if this broker has given the bundle up meanwhile. Raises the error of `unload`; the bundle stays
-        this broker's then."""
+        does nothing, if this broker has given the bundle up meanwhile. Raises the error of `unload`; then the bundle
+        stays this broker's unless another broker has taken it."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
             if path not in self._owned:
                 return False
@@ -568,7 +573,7 @@ SERVER_LISTS_REFRESH_S = 60.0
 class RegisteredServers(NamedTuple):
     """The registered brokers and bookies, and the brokers that have died. `away_ms`: since when the metadata does not
     answer (ms since the epoch); 0 if the lists were read just now, or `late` is True. `late`: True if the lists are
-    those of an earlier read, although the metadata answered a call in the last METADATA_AWAY_S seconds."""
+    those of an earlier read, although the metadata answered a call in the last METADATA_SILENCE_S_MAX seconds."""
 
     brokers: tuple[BrokerRecord, ...] = ()
     bookies: tuple[BookieRecord, ...] = ()
@@ -589,8 +594,9 @@ class LastReadServerLists:
 
     async def read_lists(self, store: MetadataStore | None) -> RegisteredServers:
         """Reads and returns the lists of registered brokers and bookies. Asks a second time if the metadata does not
-        answer within METADATA_S seconds, unless it has been silent for METADATA_AWAY_S seconds; then returns the lists
-        that were read last, and logs the error. `store`: the metadata; None while there is no session."""
+        answer within METADATA_ANSWER_WAIT_S seconds, unless it has been silent for METADATA_SILENCE_S_MAX seconds; then
+        returns the lists that were read last, and logs the error. `store`: the metadata; None while there is no
+        session."""
         for _ in range(2):
             try:
                 if store is not None:

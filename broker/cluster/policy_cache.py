@@ -116,7 +116,8 @@ class PolicyCache:
 
     async def read_uninherited_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
         """Reads the policies that are set for the topic itself from the metadata, and returns them; without `topic`,
-        for the namespace `name` itself; without both, for all brokers. Inherited policies are not included."""
+        for the namespace `name` itself; without both, for all brokers. Inherited policies are not included. If none are
+        set there, all fields of the result are None."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NO_POLICIES if found is None else found[0].policies
 
@@ -179,7 +180,7 @@ class PolicyCache:
 
     async def change_runtime_setting(self, name: str, text: str | None) -> None:
         """Sets the setting `name` of RuntimeSettings for all brokers to `text`; None: removes it. This broker uses the
-        new value when this call returns."""
+        new value when this call returns. `text` is stored without a check."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()

@@ -10,7 +10,7 @@ tests: tests/broker/cluster/test_definition.py.
 
 `parse_avro_types` checks an Avro definition and returns its types as a graph, in which a name that is used again is the
 same node: a recursive record contains itself. Definitions come from clients, so their size is bounded:
-DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
+DEFINITION_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX.
 
 `encode_canonical_schema` returns the form that Pulsar compares. White space, the order of members, `doc` and aliases do
 not count; the order of fields, defaults and other properties do; all names are full.
@@ -309,7 +309,8 @@ def _canonical_field(of: dict[str, Any], namespace: str) -> dict[str, Any]:
 # aliases of its fields count if the full names are equal, or one is an alias. In a union the branch with the writer's
 # full name decides, if there is one; else any branch that can read it. While a pair of types is being compared, it
 # counts as readable (recursive records); if it turns out not to be, the pairs compared meanwhile are compared again.
-# PAIRS_MAX bounds the work for schemas with many unions. Guarding tests: tests/broker/cluster/test_compatibility.py.
+# COMPARED_PAIRS_MAX bounds the work for schemas with many unions. Guarding tests:
+# tests/broker/cluster/test_compatibility.py.
 
 
 COMPARED_PAIRS_MAX = 100_000

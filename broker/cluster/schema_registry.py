@@ -68,8 +68,9 @@ _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
 class SchemaPolicies(NamedTuple):
-    """The policies of a topic that affect its schemas (proto/policies.py). `auto_update`: whether producers may
-    register new schemas; `enforced`: whether a producer without a schema is refused if the topic has one."""
+    """The policies of a topic that affect its schemas (proto/policies.py). `compatibility`: the rule for new schemas;
+    `auto_update`: whether producers may register new schemas; `enforced`: whether a producer without a schema is
+    refused if the topic has one."""
 
     compatibility: Compatibility = Compatibility.FULL
     auto_update: bool = True
@@ -111,8 +112,8 @@ class SchemaRegistry:
         return await self._together(topic, live, "ask for each by its number")
 
     async def find_schema_version(self, topic: TopicName, info: SchemaInfo) -> int:
-        """Returns the version of the topic's schema that is equal to `info`. Raises InvalidSchema if `info` is not a
-        valid schema, SchemaNotFound if no version is equal to it."""
+        """Returns the version of the topic's schema that is equal to `info`; deleted versions do not count. Raises
+        InvalidSchema if `info` is not a valid schema, SchemaNotFound if no version is equal to it."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         for each in _live(record):
@@ -122,8 +123,9 @@ class SchemaRegistry:
 
     async def why_schema_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
         """Returns the reason why the schema could not be registered for the topic under the compatibility `mode`; None
-        if it could. Registers nothing. Raises InvalidSchema if `info` is not a valid schema; NotAllowed if there are
-        too many bytes to compare."""
+        if it could. Registers nothing. Raises InvalidSchema if `info` is not a valid schema, or the schemas have too
+        many types to compare; SchemaNotFound if the topic's schemas are deleted meanwhile; NotAllowed if there are too
+        many bytes to compare."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
@@ -149,8 +151,8 @@ class SchemaRegistry:
     ) -> None:
         """Checks that a consumer with its schema can read the topic's messages. `idle`: the topic has no messages and
         no producers; if an idle topic has no schema, the consumer's schema is registered for it. Raises
-        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid; and the
-        errors of `register_schema` if it is registered."""
+        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid;
+        NotAllowed if there are too many bytes to compare; and the errors of `register_schema` if it is registered."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -177,8 +179,8 @@ class SchemaRegistry:
         """Registers a schema for the topic, and returns its version; if an equal schema is registered already, returns
         the version of that. `user`: the role that is stored with it; `by_hand`: an operator registers the schema, which
         is allowed even where producers may not register schemas. Raises IncompatibleSchema if the policies forbid it;
-        InvalidSchema if it is not valid; NotAllowed if the topic has VERSIONS_MAX versions, or there are too many bytes
-        to compare; OutcomeUnknown if it may be registered after ATTEMPTS_MAX attempts."""
+        InvalidSchema if it is not valid; NotAllowed if the topic has SCHEMA_VERSIONS_MAX versions, or there are too
+        many bytes to compare; OutcomeUnknown if it may be registered after REGISTER_ATTEMPTS_MAX attempts."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(REGISTER_ATTEMPTS_MAX):
@@ -226,7 +228,7 @@ class SchemaRegistry:
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Marks all versions of the topic's schema as deleted. If `force` is True, also deletes their definitions.
         Returns the number of the newest version; None if the topic had no schema. Raises OutcomeUnknown if others
-        change the schemas during each of ATTEMPTS_MAX attempts."""
+        change the schemas during each of REGISTER_ATTEMPTS_MAX attempts."""
         for _ in range(REGISTER_ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -251,8 +253,8 @@ class SchemaRegistry:
         """Calls `commit`, which deletes a topic, with the operations that delete the topic's schemas in the same
         commit. If the schemas stayed, a later topic of this name could give one of their version numbers to another
         schema. The schemas of a non-persistent topic are not deleted, because such a topic ends whenever it is unused.
-        Raises BadVersion if the topic itself has changed, Busy if its schemas change during each of ATTEMPTS_MAX
-        attempts."""
+        Raises the errors of `commit`, such as BadVersion if the topic itself has changed; Busy if its schemas change
+        during each of REGISTER_ATTEMPTS_MAX attempts."""
         for _ in range(REGISTER_ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())

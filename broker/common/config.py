@@ -294,7 +294,8 @@ VOLATILE_UNUSED_S = 60
 
 def adapt_policies_to_non_persistent(applied: AppliedPolicies) -> AppliedPolicies:
     """Returns `applied`, adapted to a non-persistent topic. Such a topic stores nothing, so deduplication and
-    compaction are off. It is deleted when it was unused for `inactive_s` seconds; UNUSED_S if no policy sets them."""
+    compaction are off. It is deleted when it was unused for `inactive_s` seconds; VOLATILE_UNUSED_S if no policy sets
+    them."""
     return replace(
         applied, inactive_s=applied.inactive_s or VOLATILE_UNUSED_S, inactive_mode="delete_when_no_subscriptions",
         deduplication=False, compaction_threshold_bytes=0,

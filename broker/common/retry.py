@@ -38,7 +38,7 @@ class LogThrottle:
 
     def should_log(self, error: Exception) -> bool:
         """Returns True if the error should be logged: its class differs from the class of the last logged error, or
-        AGAIN_S seconds have passed since then. If the result is True, the error counts as logged."""
+        SAME_REASON_LOG_INTERVAL_S seconds have passed since then. If the result is True, the error counts as logged."""
         now = self._clock.monotonic()
         if type(error) is self._reason and now - self._at < SAME_REASON_LOG_INTERVAL_S:
             return False
@@ -117,10 +117,10 @@ class SharedCallsByKey(Generic[K, T]):
 #
 #     count = await known.read_or_get_last(topic, lambda: self._read(topic))
 #
-# The metadata is asked each time. When it does not answer within PATIENCE_S, or says that it cannot, the last answer
-# counts: nothing that depends on it can be changed meanwhile by anybody who has no metadata either, and what another
-# broker changed is found by the owner of the topic (ownership, fencing). What was never asked has no answer: its error
-# is raised as ever. Guard: tests/broker/node/test_session_lost.py.
+# The metadata is asked each time. When it does not answer within METADATA_WAIT_S, or says that it cannot, the last
+# answer counts: nothing that depends on it can be changed meanwhile by anybody who has no metadata either, and what
+# another broker changed is found by the owner of the topic (ownership, fencing). What was never asked has no answer:
+# its error is raised as ever. Guard: tests/broker/node/test_session_lost.py.
 
 
 METADATA_WAIT_S = 1.0
@@ -130,17 +130,17 @@ V = TypeVar("V")
 
 
 class LastMetadataAnswers(Generic[K, V]):
-    """Stores the last answers of the metadata to one kind of query, by key, at most ANSWERS_MAX. A stored answer is
-    used while the metadata does not answer."""
+    """Stores the last answers of the metadata to one kind of query, by key, at most CACHED_ANSWERS_MAX. A stored answer
+    is used while the metadata does not answer."""
 
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def read_or_get_last(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
         """Calls the function `read`, which reads from the metadata, stores its answer for the key and returns it. If an
-        earlier answer is stored, waits at most PATIENCE_S seconds: if `read` takes longer, it is cancelled, and the
-        earlier answer is returned. The earlier answer is also returned if `read` raises Unavailable, ConnectionLost or
-        SessionExpired. Raises every other error of `read`, and each of its errors if no answer is stored."""
+        earlier answer is stored, waits at most METADATA_WAIT_S seconds: if `read` takes longer, it is cancelled, and
+        the earlier answer is returned. The earlier answer is also returned if `read` raises Unavailable, ConnectionLost
+        or SessionExpired. Raises every other error of `read`, and each of its errors if no answer is stored."""
         if key not in self._answers:
             answer = await read()
         else:
@@ -156,7 +156,7 @@ class LastMetadataAnswers(Generic[K, V]):
 
     def store_answer(self, key: K, answer: V) -> None:
         """Stores `answer` as the last answer for the key. Called by `read_or_get_last`, and when this process has
-        changed the object in the metadata. Of more than ANSWERS_MAX answers, the oldest tenth is removed."""
+        changed the object in the metadata. Of more than CACHED_ANSWERS_MAX answers, the oldest tenth is removed."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         if len(self._answers) > CACHED_ANSWERS_MAX:

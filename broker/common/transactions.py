@@ -65,7 +65,8 @@ def convert_join_answer_to_state(joined: JoinAnswer) -> TxnState:
 
 
 class ReportedTransaction(NamedTuple):
-    """The state of a transaction, as its coordinator reports it to a topic."""
+    """The state of a transaction, as its coordinator reports it to a topic. `name`: the name under which its client
+    began it, "" if it has none; `age_s`: seconds since it began."""
 
     txn: TxnId
     state: TxnState
@@ -119,8 +120,8 @@ class TransactionCoordinatorsPort(Protocol):
 
 
 class NoCoordinators:
-    """The Coordinators of a broker or a topic without transactions. Every join and every question raises NotAllowed;
-    `join_transaction_nowait` returns False."""
+    """The TransactionCoordinatorsPort of a broker or a topic without transactions. Every join and every question raises
+    NotAllowed; `join_transaction_nowait` returns False."""
 
     async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         raise NotAllowed(f"topic {topic} takes no transactions")

@@ -369,10 +369,10 @@ class AdminService:
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
-        """Returns one page (about PAGE_BYTES bytes, and at most about PAGE_S seconds of work) of statistics: of the
-        topics that this broker owns and that the caller may look up. `next` in the reply names the last topic of the
-        page, unless it is the last page. Loads topics that are not loaded. Leaves out a topic whose statistics cannot
-        be read; `topic_stats` raises the error of such a topic."""
+        """Returns one page (about STATS_PAGE_BYTES bytes, and at most about STATS_PAGE_S seconds of work) of
+        statistics: of the topics that this broker owns and that the caller may look up. `next` in the reply names the
+        last topic of the page, unless it is the last page. Loads topics that are not loaded. Leaves out a topic whose
+        statistics cannot be read; `topic_stats` raises the error of such a topic."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         found = wire.NamespaceStatsReply(

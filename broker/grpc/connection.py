@@ -4,12 +4,12 @@ Frames are handled in the order of the stream, without a wait or a task for each
 in the turn in which it arrived, and the answers of one turn are sent in one envelope. Of many frames the first half is
 on its way to the disk before the rest is handled (SPLIT_BATCH_FRAMES_MIN). No handler waits for another one.
 
-Bounds, besides those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
-earlier work of their handlers: above that the stream is not read until the work is done, which is linear in what was
-sent. QUEUE_BYTES of unsent deliveries of one consumer, or SHARE_BYTES while more than CONNECTION_BYTES are unsent in
-all or memory is tight (runtime/budget.py `CallerMemory`): above that the consumer gets nothing, and the others of its
-subscription do. Publishes are bounded by their credit. OUT_BYTES of unsent answers: above that the stream is not read,
-as its client does not read either.
+Bounds, besides those of a handler: `connection_ids` producers and consumers. DEFERRED_FRAMES_BYTES_MAX of frames that
+wait for earlier work of their handlers: above that the stream is not read until the work is done, which is linear in
+what was sent. CONSUMER_UNSENT_BYTES_MAX of unsent deliveries of one consumer, or CROWDED_CONSUMER_BYTES_MAX while more
+than CONNECTION_CROWDED_BYTES are unsent in all or memory is tight (runtime/budget.py `CallerMemory`): above that the
+consumer gets nothing, and the others of its subscription do. Publishes are bounded by their credit.
+UNSENT_ANSWERS_BYTES_MAX of unsent answers: above that the stream is not read, as its client does not read either.
 
 A frame that the client may not send is answered by `closed`, for its id alone: for an id that was never opened
 (InvalidRequest), for one that is used twice (InvalidRequest), or of a kind that the handler does not accept.
@@ -147,16 +147,16 @@ class ConnectStream:
 
     def count_deferred_bytes(self, size: int) -> None:
         """Adds `size` bytes to the size of the frames that wait to be handled; `size` is negative when frames were
-        handled. Wakes `wait_room` when at most DEFERRED_BYTES are left."""
+        handled. Wakes `wait_room` when at most DEFERRED_FRAMES_BYTES_MAX are left."""
         self._deferred_bytes += size
         if self._room is not None and self._deferred_bytes <= DEFERRED_FRAMES_BYTES_MAX:
             self._room.set_result(None)
             self._room = None
 
     async def wait_room(self) -> None:
-        """Waits until the next frames may be read: until the unsent answers are about half of OUT_BYTES, if they were
-        above it, and the deferred frames have at most DEFERRED_BYTES. Raises ConnectionLost if the connection is
-        lost."""
+        """Waits until the next frames may be read: until the unsent answers are about half of UNSENT_ANSWERS_BYTES_MAX,
+        if they were above it, and the deferred frames have at most DEFERRED_FRAMES_BYTES_MAX. Raises ConnectionLost if
+        the connection is lost."""
         if self.stream.queued_bytes > UNSENT_ANSWERS_BYTES_MAX:
             await self.stream.wait_sent(self.stream.sent_bytes + UNSENT_ANSWERS_BYTES_MAX // 2)
         while self._deferred_bytes > DEFERRED_FRAMES_BYTES_MAX:

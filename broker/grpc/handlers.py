@@ -6,7 +6,7 @@
 Work of a handler that takes longer than a slice of the loop runs in a task: opening, and acknowledgements of very many
 entries. Frames that arrive meanwhile are deferred until the task is done. Requests that are answered later (`seek`,
 `last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at most
-REQUESTS_MAX. So joining one transaction delays neither other frames nor other transactions: acknowledgements of
+RUNNING_REQUESTS_MAX. So joining one transaction delays neither other frames nor other transactions: acknowledgements of
 different transactions, and plain ones, have no order; each is checked when it is handled.
 
 A handler ends once, in `_end_handler`. Either its client closes it (the last frame is `done`), or the broker closes it,

@@ -199,7 +199,7 @@ async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
 def ack_in_transaction_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
     """Acknowledges the entries of a request in the request's transaction, without waiting, and returns True. Returns
     False and changes nothing if that is not possible, or if the acknowledgement is cumulative, has more than
-    ACK_ENTRIES entries and sets, or is invalid: the caller must then call `ack_in_transaction`."""
+    ACKED_ENTRIES_PER_SLICE entries and sets, or is invalid: the caller must then call `ack_in_transaction`."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACKED_ENTRIES_PER_SLICE:
         return False
     try:
@@ -248,7 +248,7 @@ def parse_entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
 
 def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
     """Requeues the messages that a request names, so that the subscription delivers them again. Also stores why the
-    client failed to process them, for at most FAILURES_MAX messages. A generator: other tasks may run between its
+    client failed to process them, for at most KEPT_FAILURES_MAX messages. A generator: other tasks may run between its
     steps. A step raises InvalidRequest if a set of entries cannot be parsed."""
     session.record_failure_reasons({
         Position(each.ledger_id, each.entry_id): Failure(each.error, each.message, each.traceback, each.consumer)

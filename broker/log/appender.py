@@ -63,7 +63,9 @@ class Publish(QueuedPublish):
     """An entry on its way from the frame in which it arrived to its receipt. The producer, the queue of the log and the
     writer of the ledger share this object. `count`: the number of its messages; `client_bytes`: the size of its
     client-part; `numbers`: its sequence ids; `deliver_at_ms`: when consumers may get it (ms since the epoch; 0: at
-    once); `frames`: the stored bytes, () until the log has queued it."""
+    once); `publisher`: gets the outcome; `name`: the producer's name; `txn`: its transaction, None if it is in none;
+    `timestamp_ms`: when it was queued (ms since the epoch); `arrived_s`: the same in monotonic seconds; `frames`: the
+    stored bytes, () until the log has queued it."""
 
     __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "expiry", "name", "numbers",
                  "publisher", "redriven_to", "timestamp_ms", "txn")  # fmt: skip
@@ -303,8 +305,8 @@ class LogAppender:
 # `trace` is the trace id of the first message in the entry that carries a context (`traceparent`), and is left out
 # where none does, or the payload is encrypted. **Cost.** Publishes that are confirmed together are in the order of
 # their arrival: only the first one is compared, and nothing more is done if it is in time. One line describes the first
-# slow entry, and `entries` is the number of slow ones. A broker writes LINES_MAX lines in LINES_S seconds; `left_out`
-# says how many were not written. Guards: tests/broker/log/test_slow_publishes.py.
+# slow entry, and `entries` is the number of slow ones. A broker writes SLOW_ENTRY_LINES_MAX lines in SLOW_ENTRY_LINES_S
+# seconds; `left_out` says how many were not written. Guards: tests/broker/log/test_slow_publishes.py.
 
 _LOG = logging.getLogger("magnetar.broker.slow")
 
@@ -326,9 +328,9 @@ class SlowPublishLog:
         ledger_s: float, room_s: float,
     ) -> None:  # fmt: skip
         """Writes a log line about publishes that are confirmed together, of which the first is slow. Writes at most
-        LINES_MAX lines in LINES_S seconds; the next line has the number of those left out. `now_s`: the present time;
-        `ledger_s`: when a new ledger began to accept entries; `room_s`: when the ledger had room again (all in
-        monotonic seconds; 0: that did not happen)."""
+        SLOW_ENTRY_LINES_MAX lines in SLOW_ENTRY_LINES_S seconds; the next line has the number of those left out.
+        `now_s`: the present time; `ledger_s`: when a new ledger began to accept entries; `room_s`: when the ledger had
+        room again (all in monotonic seconds; 0: that did not happen)."""
         if now_s - self._since >= SLOW_ENTRY_LINES_S:
             self._since, self._lines = now_s, 0
         if self._lines >= SLOW_ENTRY_LINES_MAX:

@@ -10,10 +10,11 @@ property.
     hashes = index.list_hashes(expression)                the hashes to look up
     index.find_candidates(expression, {hash: blocks, …})     the blocks that may match
 
-A *block* is about BLOCK_BYTES of consecutive entries. A *posting* is a pair (32-bit hash, number of a block): a message
-in the block has this key (`hash_key`), this value of a property (`hash_property` of proto/summary.py) or a property of
-this name (`hash_name`). A *segment* has the postings of consecutive blocks, at most SEGMENT_POSTINGS of them and those
-of one more block, sorted by hash and cut into 2^bits pages by the first bits of the hash.
+A *block* is about BLOCK_BYTES_MIN of consecutive entries. A *posting* is a pair (32-bit hash, number of a block): a
+message in the block has this key (`hash_key`), this value of a property (`hash_property` of proto/summary.py) or a
+property of this name (`hash_name`). A *segment* has the postings of consecutive blocks, at most
+POSTINGS_PER_SEGMENT_MAX of them and those of one more block, sorted by hash and cut into 2^bits pages by the first bits
+of the hash.
 
 So a look-up reads one page of each segment: about 200 KB for a ledger of 2 GiB with 2 million keys. The alternative, a
 Bloom filter of 10 bits a key for each block, needs 2.5 MB of reading, and one block of a hundred is read in vain (20 of
@@ -30,7 +31,7 @@ raises DamagedKeyIndex.
 
 Rule: an index never hides a message that a search could find. The index covers what a search sees (proto/entry.py
 `decode_for_inspection`): an encrypted batch is one message with the fields of its head, and so is a chunk. A block with
-an entry that cannot be parsed is always a candidate (OPAQUE). A block is HIDDEN if a message in it may match although a
+an entry that cannot be parsed is always a candidate (OPAQUE_BLOCK). A block is HIDDEN_BLOCK if a message in it may match although a
 search at the broker cannot see that: the message is in an encrypted batch, or was sent back to one subscription
 (`REDRIVEN_TO`). `find_candidates` with `hidden=True` returns such blocks, too. It then also ignores conditions on the
 publish time: a message in chunks has the time of its first chunk, which may be in another block.
@@ -77,7 +78,7 @@ those of one more block they fit into one page, also when somebody chooses keys 
 POSTINGS_PER_PAGE = 8192
 """Postings of a page, on average: it has 48 KiB, and sorting it takes a millisecond."""
 BLOCK_HASHES_MAX = 100_000
-"""Distinct hashes of a block. A block with more, of messages that compress to some bytes each, is OPAQUE."""
+"""Distinct hashes of a block. A block with more, of messages that compress to some bytes each, is OPAQUE_BLOCK."""
 OPAQUE_BLOCK, HIDDEN_BLOCK = 1, 2
 PAGE_KIND, DIRECTORY_KIND = 0, 1
 KEY_INDEX_MAGIC = b"MK"
@@ -107,7 +108,7 @@ def hash_name(name: str) -> int:
 class EntryDescription(NamedTuple):
     """The facts of one entry that the index stores. `end_index`: the index after its last message; -1: the entry cannot
     be parsed. Times are in ms since the epoch; `event_low` above `event_high`: no message has an event time. `hashes`:
-    of the keys, and of the properties if they are indexed; `flags`: OPAQUE and HIDDEN, or-ed."""
+    of the keys, and of the properties if they are indexed; `flags`: OPAQUE_BLOCK and HIDDEN_BLOCK, or-ed."""
 
     end_index: int
     publish_ms: int
@@ -122,9 +123,9 @@ _UNREADABLE = EntryDescription(-1, 0, NO_EVENT_LOW, -1, frozenset(), OPAQUE_BLOC
 
 
 def describe_entry(entry: Buffer, *, with_properties: bool) -> EntryDescription:
-    """Returns the facts of a stored entry that the index stores; OPAQUE if the entry does not parse. `with_properties`:
-    also hashes the properties; a value of more than VALUE_CHARACTERS_MAX characters is left out. May take long: see
-    `run_in_thread_if_slow`."""
+    """Returns the facts of a stored entry that the index stores; its flag is OPAQUE_BLOCK if the entry does not parse.
+    `with_properties`: also hashes the properties; a value of more than VALUE_CHARACTERS_MAX characters is left out. May
+    take long: see `run_in_thread_if_slow`."""
     try:
         last_index, header = parse_entry(entry)
         fields, is_whole = _list_fields(header, entry)
@@ -161,7 +162,8 @@ def _list_fields(header: EntryHeader, entry: Buffer) -> tuple[Sequence[MessageFi
 class EntryRun(msgspec.Struct, array_like=True):
     """Consecutive entries of a ledger. `first_entry`: the id of the first entry; `first_index`: the index of its first
     message; `end_index`: the index after the last message of the last entry. `publish_…`, `event_…`: the bounds of the
-    times of the messages (ms since the epoch); `flags`: OPAQUE and HIDDEN, or-ed."""
+    times of the messages (ms since the epoch); `flags`: OPAQUE_BLOCK and HIDDEN_BLOCK, or-ed; `bytes`: the size of the
+    entries."""
 
     first_entry: int
     first_index: int
@@ -204,7 +206,7 @@ class KeyIndexBuilder:
 
     def add(self, entry_id: int, size: int, entry: EntryDescription) -> None:
         """Adds the next entry of the ledger. `size`: its bytes; `entry`: its description. A block with more than
-        BLOCK_HASHES_MAX hashes is marked OPAQUE, so that every search reads it."""
+        BLOCK_HASHES_MAX hashes is marked OPAQUE_BLOCK, so that every search reads it."""
         block = self._block
         if block is None:
             block = self._block = EntryRun(

@@ -159,8 +159,8 @@ class SequenceRange(NamedTuple):
 
     @property
     def has_too_many_ids(self) -> bool:
-        """Returns True if the range has more than SPAN_MAX sequence ids, or ids from ID_END on, so that they cannot be
-        recorded one by one. (The header of an entry may declare any first and last id.)"""
+        """Returns True if the range has more than SEQUENCE_SPAN_MAX sequence ids, or ids from SEQUENCE_ID_END on, so
+        that they cannot be recorded one by one. (The header of an entry may declare any first and last id.)"""
         return self.last - self.first >= SEQUENCE_SPAN_MAX or self.last >= SEQUENCE_ID_END
 
     def add_sequence_ids_to(self, ids: BitMap64) -> None:

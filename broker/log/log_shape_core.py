@@ -60,9 +60,9 @@ class LedgerSpan(msgspec.Struct):
 
 
 class LogShape:
-    """The ledgers of a log, each as a Span, oldest first. `add`, `close_last_ledger_span` and `remove` change the list;
-    the last span grows with each confirmed entry. Hides no entries and counts no messages as aborted; CommittedShape
-    overrides the methods that say so."""
+    """The ledgers of a log, each as a LedgerSpan, oldest first. `add`, `close_last_ledger_span` and `remove` change the
+    list; the last span grows with each confirmed entry. Hides no entries and counts no messages as aborted;
+    CommittedShape overrides the methods that say so."""
 
     __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
 
@@ -353,7 +353,7 @@ class LogShape:
 #   does, the caller raises `DataLost` with the range: `EntrySearchResult.lost` are the lost entries directly before the
 #   one that was found, and one of them may be the right answer.
 # - Unavailable is not lost: it ends the search, and the caller may ask again.
-# Bounds: LOST_ENTRIES_TRIED_MAX lost entries in a row are tried; each costs a question to every replica.
+# Bounds: LOST_ENTRY_READS_MAX lost entries in a row are tried; each costs a question to every replica.
 # Guarding test: tests/broker/log/test_lookup.py.
 
 
@@ -382,7 +382,8 @@ async def find_first_entry_by_bisection(
     True. Searches by bisection: `reached` must return True for all later entries, too.
 
     `entry_of`: reads the entry with an id; `passed_over`: returns the range of skipped lost entries that contains an
-    entry id, or None. Raises DataLost if more than LOST_ENTRIES_TRIED_MAX entries in a row are lost.
+    entry id, or None. Raises DataLost if more than LOST_ENTRY_READS_MAX entries in a row are lost, and the other errors
+    of `entry_of`.
     """
     lost: set[int] = set()
 
@@ -504,8 +505,8 @@ def list_reasons_to_keep_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> list[tuple[int, LedgerStays | None]]:
     """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger is kept; None instead
-    of a reason if it may be deleted. `holders`: what each holder no longer needs; `now_ms`: the wall clock; `unread`:
-    the retention for a topic without durable subscriptions."""
+    of a reason if it may be deleted. `holders`: what each holder no longer needs; `now_ms`: the wall clock (ms since
+    the epoch); `unread`: the retention for a topic without durable subscriptions."""
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:

@@ -162,8 +162,8 @@ class ManagedLedgerRecord:
     ) -> None:  # fmt: skip
         """Stores the list of ledgers `ledgers` and other `fields` of the topic's record, and makes the changes
         `together` in the same commit. `terminated` None: that field does not change. Raises TopicFenced if another
-        broker certainly owns the topic, and any error that a change of `together` raises. After any other error the
-        outcome is unknown."""
+        broker certainly owns the topic, and any error that a change of `together` raises. After any other error that is
+        not definite, the outcome is unknown."""
         before = self.record
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
@@ -248,7 +248,7 @@ class ManagedLedger:
 
     @property
     def has_room(self) -> bool:
-        """Returns True if another ledger may be added to the list: it has fewer than LEDGERS_MAX."""
+        """Returns True if another ledger may be added to the list: it has fewer than LEDGERS_PER_TOPIC_MAX."""
         return len(self.listed.record.ledgers) < LEDGERS_PER_TOPIC_MAX
 
     # ------------------------------------------------------------------ taking over
@@ -376,12 +376,13 @@ class ManagedLedger:
         self, draft: LedgerRecord, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> tuple[LedgerWriter, list[int]]:
         """Creates the ledger with the record `draft`, and in the same commit appends it to the list. `end_index`: the
-        index of its first message; `created_ms`: the present time; `ended`: the closed row of the last ledger; None if
-        all ledgers in the list are closed already.
+        index of its first message; `created_ms`: the present time (ms since the epoch); `ended`: the closed row of the
+        last ledger; None if all ledgers in the list are closed already.
 
         Returns the writer of the new ledger, and the ids of the ledgers that were closed without entries: the list does
         not name them any more, and `apply_added_ledger` deletes them. Raises LedgerIdTaken if a ledger with this id
-        exists (nothing is stored then); TopicFenced if another broker owns the topic.
+        exists (nothing is stored then); TopicFenced if another broker owns the topic; and the other errors of
+        `ManagedLedgerRecord.change_record`.
         """
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
@@ -534,10 +535,11 @@ class SkipLostRequest:
 
     async def run(self) -> list[LostRange]:
         """Finds the lost entries, and stores that they are skipped. Returns the ranges of skipped entries; none if no
-        entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
-        unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed meanwhile),
-        and after Unavailable, OutcomeUnknown or LedgerNotInRecovery (a ledger could not be closed). Raises the errors
-        of the metadata."""
+        entry is lost. Raises InvalidRequest if the topic has no ledger `only`, or would have more than LOST_RANGES_MAX
+        lost ranges; TopicNotFound if it does not exist; DataLost if its record is damaged; NotAllowed if it is not
+        certain that unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed
+        meanwhile), and after Unavailable, OutcomeUnknown or LedgerNotInRecovery (a ledger could not be closed). Raises
+        the errors of the metadata."""
         before = await self._list.read_record()
         compacted = before.compacted
         named = {each.ledger_id for each in before.ledgers}
@@ -719,8 +721,8 @@ def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
 
 
 def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
-    """Returns the lost ranges that are stored, at most LOST_MAX: leaves out ranges of removed ledgers if necessary.
-    Raises InvalidRequest if there are too many ranges in ledgers that still exist."""
+    """Returns the lost ranges that are stored, at most LOST_RANGES_MAX: leaves out ranges of removed ledgers if
+    necessary. Raises InvalidRequest if there are too many ranges in ledgers that still exist."""
     listed, least = {each.ledger_id for each in rows}, max((each.end_index for each in lost), default=0)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
     drop = set(gone[: max(0, len(lost) - LOST_RANGES_MAX)])

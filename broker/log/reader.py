@@ -104,7 +104,7 @@ class TopicLogReader:
 
     async def _lost_upto(self, position: Position) -> int:
         """Returns the last entry id of the range of lost entries that begins at `position`. Tries to read at most
-        LOST_ENTRIES_TRIED_MAX entries, so the range may be longer."""
+        LOST_ENTRY_READS_MAX entries, so the range may be longer."""
         ledger_id, last = position
         span = self._shape.find_span_of_ledger(ledger_id)
         end = last if span is None else min(span.last_entry, last + LOST_ENTRY_READS_MAX)

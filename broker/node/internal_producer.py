@@ -68,8 +68,8 @@ class InternalProducer:
         None for an entry whose position is not known. `spread`: any number; it determines the partition of a
         partitioned topic. `schema_version`: the version of the entries' schema; empty: the entries have no schema.
         `written_for`: the topic and incarnation in which the schema has this version; None: `topic`. Raises TimedOut
-        after TIMEOUT_S seconds, and the error with which the owner of the topic refuses the publish. After any error it
-        is unknown which entries are stored."""
+        after PUBLISH_TIMEOUT_S seconds, and the error with which the owner of the topic refuses the publish. After any
+        error it is unknown which entries are stored."""
         async with self._room:
             try:
                 async with asyncio.timeout(PUBLISH_TIMEOUT_S):
@@ -273,8 +273,8 @@ class TopicTransactionSettler:
         self, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
         """Applies the outcomes of transactions to a topic that this broker owns. Returns, for each transaction, None if
-        the topic has stored the outcome, else the error (TimedOut after SETTLE_S seconds). Raises NotOwner if another
-        broker owns the topic; NotAllowed if the topic does not support transactions."""
+        the topic has stored the outcome, else the error (TimedOut after SETTLE_TIMEOUT_S seconds). Raises NotOwner if
+        another broker owns the topic; NotAllowed if the topic does not support transactions."""
         loaded = await self._load(topic)
         if not isinstance(loaded, TransactionSettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")

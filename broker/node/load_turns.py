@@ -8,9 +8,9 @@ and closes ledgers. Loading all at once is slower than one after the other, and 
 
 At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and at most
 `load_turn_timeout_s`. After that, a topic whose bookies do not answer continues to load without a turn, and delays no
-other topic. No load is refused. `load_turn_timeout_s` is TURN_S, or twice the usual time of a successful load if that
-is more. (With slow disks, shorter turns would end before their loads and admit ever more topics, until none is loaded
-in time.) Guards: tests/broker/node/test_load_turns.py.
+other topic. No load is refused. `load_turn_timeout_s` is TURN_INTERVAL_S, or twice the usual time of a successful load
+if that is more. (With slow disks, shorter turns would end before their loads and admit ever more topics, until none is
+loaded in time.) Guards: tests/broker/node/test_load_turns.py.
 
 Also in this file, below its heading: the memory of the broker's state, which cannot be dropped while the state exists
 (state_memory).
@@ -57,7 +57,7 @@ class TopicLoadQueue:
     @property
     def load_turn_timeout_s(self) -> float:
         """Returns the seconds after which the turn of a load ends even if the load has not ended, so that the next
-        topic can be loaded: from TURN_S to TURN_S_MAX."""
+        topic can be loaded: from TURN_INTERVAL_S to TURN_INTERVAL_S_MAX."""
         return min(max(TURN_INTERVAL_S, 2 * self._usual_s), TURN_INTERVAL_S_MAX)
 
     def prioritize_topic_load(self, name: str) -> None:
@@ -166,9 +166,8 @@ class _Turn:
 # (subscription/core/dispatch.py). If the caches are empty and the state is still too large, the log says how much
 # memory the process needs.
 #
-# It is measured every LOOK_S, in slices of the loop; what cannot be measured counts as constants. With a
-# `state_memory_bytes` of 0 nothing is measured.
-# Guards: tests/broker/node/test_state_memory.py.
+# It is measured every MEMORY_MEASURE_INTERVAL_S, in slices of the loop; what cannot be measured counts as constants.
+# With a `state_memory_bytes` of 0 nothing is measured. Guards: tests/broker/node/test_state_memory.py.
 
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -238,7 +237,7 @@ class BrokerStateMemory:
     async def measure_topics(self, loaded: Iterable[Topic]) -> None:
         """Measures the state, with the topics `loaded`; then sets the sizes of the caches, and the limit of each
         subscription for its acknowledged ranges. Does nothing if `state_memory_bytes` is 0. Logs a warning when memory
-        begins to be lacking. The broker calls this every LOOK_S seconds."""
+        begins to be lacking. The broker calls this every MEMORY_MEASURE_INTERVAL_S seconds."""
         if not self._config.state_memory_bytes:
             return
         topics = list(loaded)

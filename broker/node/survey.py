@@ -1,7 +1,7 @@
 """Measures the loaded topics of a broker: their sums, the sums per namespace, and the largest topics.
 
     survey = await runner.run_survey()  walks over all loaded topics, in slices of the event loop; returns the last
-                                        survey if it is younger than SURVEY_S
+                                        survey if it is younger than SURVEY_CACHE_S
     survey.total.backlog, survey.namespaces["public/default"].bytes_in
     survey.largest["traffic"]           at most TOP_TOPICS topics, the largest first; also by "backlog" and by "age"
 
@@ -253,8 +253,8 @@ class _Walk:
 
 
 class TopicSurveyRunner:
-    """Measures all loaded topics of a broker on request, at most once in SURVEY_S seconds. `topics`: a function that
-    returns the loaded topics."""
+    """Measures all loaded topics of a broker on request, at most once in SURVEY_CACHE_S seconds. `topics`: a function
+    that returns the loaded topics."""
 
     def __init__(self, clock: Clock, topics: Callable[[], Iterable[Topic]]) -> None:
         self._clock = clock
@@ -269,8 +269,8 @@ class TopicSurveyRunner:
         self._reading: asyncio.Task[None] | None = None
 
     async def run_survey(self) -> LoadedTopicsSurvey:
-        """Measures all loaded topics and returns the survey. If the last survey is not older than SURVEY_S seconds,
-        returns it instead. Concurrent callers share one measurement."""
+        """Measures all loaded topics and returns the survey. If the last survey is not older than SURVEY_CACHE_S
+        seconds, returns it instead. Concurrent callers share one measurement."""
         last = self._last
         if last is not None and self._clock.monotonic() - last.at_s < SURVEY_CACHE_S:
             return last

@@ -214,7 +214,7 @@ class _OwnershipSession:
         self.tasks = Tasks()
 
     async def answers(self) -> bool:
-        """Returns True if the metadata answers a read within PATIENCE_S."""
+        """Returns True if the metadata answers a read within METADATA_WAIT_S."""
         try:
             async with asyncio.timeout(METADATA_WAIT_S):
                 await self.metadata.revision()
@@ -439,11 +439,12 @@ class TopicManager:
 
     # ------------------------------------------------------------------ drain
     async def drain_broker(self, *, ordered: bool = False) -> int:
-        """Registers this broker as draining, and moves its bundles to the other brokers of its group, MOVED_AT_ONCE at
-        a time; waits until all moves have ended. Returns the number of bundles and coordinators that this broker still
-        owns. If the group has no other broker, this broker keeps all of its bundles. May be called again. `ordered`:
-        the drain was ordered by an operator, and stops within ORDER_LOOK_S seconds after the order was removed. Raises
-        Unavailable without a metadata session; only logs errors of single moves."""
+        """Registers this broker as draining, and moves its bundles to the other brokers of its group,
+        BUNDLES_MOVED_AT_ONCE at a time; waits until all moves have ended. Returns the number of bundles and
+        coordinators that this broker still owns. If the group has no other broker, this broker keeps all of its
+        bundles. May be called again. `ordered`: the drain was ordered by an operator, and stops within
+        ORDER_CHECK_INTERVAL_S seconds after the order was removed. Raises Unavailable without a metadata session; only
+        logs errors of single moves."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -668,7 +669,8 @@ class TopicManager:
         """Returns the topic, after loading it if necessary. `create`: whether a missing topic is created, if its
         namespace allows that. `publishes`: the caller is a producer: the load has priority over loads for consumers,
         and the first ledger may be created early. Raises NotOwner if another broker serves the topic (its field `owner`
-        is the endpoint); TopicNotFound, NotAllowed, DataLost or Unavailable if the topic cannot be loaded."""
+        is the endpoint); TenantNotFound or NamespaceNotFound if its namespace does not exist; TopicNotFound,
+        NotAllowed, DataLost or Unavailable if the topic cannot be loaded."""
         found = self.loaded.get(name.full)
         if found is not None:
             return found
@@ -742,7 +744,8 @@ class TopicManager:
 
     async def unload_topic(self, name: TopicName) -> None:
         """Closes the topic if it is loaded at this broker. The next use loads the topic again, at this broker or
-        another one. If the caller is cancelled, the topic is closed nevertheless."""
+        another one. If the caller is cancelled, the topic is closed nevertheless. Raises the errors of `Topic.close`.
+        """
         topic = self.loaded.pop(name.full, None)
         if topic is not None:
             await run_to_end(topic.close())
@@ -750,7 +753,8 @@ class TopicManager:
     async def move_bundles(self, name: NamespaceName, bundle: str, heir: BrokerRecord) -> tuple[int, int]:
         """Gives one bundle of a namespace that this broker owns (all of its bundles if `bundle` is empty) to the broker
         `heir`. Returns (number of unloaded topics, number of bundles that were given away). Raises InvalidRequest if
-        the namespace has no such bundle; Unavailable without a metadata session."""
+        the namespace has no such bundle; Unavailable without a metadata session; and the errors of
+        `Catalog.get_namespace`."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -765,7 +769,7 @@ class TopicManager:
         """Unloads the topics of one bundle of a namespace at this broker (of all bundles if `bundle` is empty), and
         releases the bundles. The next broker that is asked for one of the topics becomes the owner. Returns (number of
         unloaded topics, number of released bundles). Raises InvalidRequest if the namespace has no such bundle;
-        Unavailable without a metadata session."""
+        Unavailable without a metadata session; and the errors of `Catalog.get_namespace`."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -812,7 +816,8 @@ class TopicManager:
         return found
 
     def measure_owned_s(self, path: str) -> float:
-        """Returns for how many seconds this broker has owned the bundle whose owner record is at `path`."""
+        """Returns for how many seconds this broker has owned the bundle whose owner record is at `path`. Returns 0.0 if
+        it does not own it."""
         return self._open().ownership.measure_owned_s(path)
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
@@ -939,8 +944,8 @@ class TopicManager:
 
     @property
     def balance(self) -> OnOff:
-        """Returns whether brokers balance their load: the value that an operator set while the broker runs, otherwise
-        the configured one."""
+        """Returns whether brokers balance their load ("on" or "off"): the value that an operator set while the broker
+        runs, otherwise the configured one."""
         return self._runtime.balance or self.config.balance
 
     @property

@@ -6,18 +6,18 @@ the order of the stream. A command that waits for something (opening, look-ups, 
 are handled in steps, so that they hold the event loop for a slice at a time. The answers of one turn are sent together.
 
 Bounds: the largest message and 64 KiB per frame; a frame of more than LONG_FRAME_BYTES waits for memory among those
-that arrive on all connections (runtime/budget.py). The connection is not read while more than HELD_BYTES of entries
-wait for credit of their producers, more than OUT_BYTES are unsent, or REQUESTS_MAX requests (and one for each producer
-and consumer) are in progress: this delays the client and refuses nothing. `connection_ids` producers and consumers.
-While more than STREAM_QUEUE_BYTES are unsent, its consumers get nothing, and the others of their subscriptions do. What
-it holds counts in the memory for all callers (runtime/budget.py `CallerMemory`). A connection whose client reads
-nothing is closed.
+that arrive on all connections (runtime/budget.py). The connection is not read while more than HELD_FRAMES_BYTES_MAX of
+entries wait for credit of their producers, more than UNSENT_BYTES_MAX are unsent, or RUNNING_REQUESTS_MAX requests (and
+one for each producer and consumer) are in progress: this delays the client and refuses nothing. `connection_ids`
+producers and consumers. While more than STREAM_QUEUE_BYTES are unsent, its consumers get nothing, and the others of
+their subscriptions do. What it holds counts in the memory for all callers (runtime/budget.py `CallerMemory`). A
+connection whose client reads nothing is closed.
 
-A silent client gets a PING after KEEP_ALIVE_S, and its connection is closed if it stays silent as long again. RENEW_S
-before credentials expire (or after half of their life, if that is shorter) the client is asked for new ones
-(AUTH_CHALLENGE), and again if those expire soon. Without new ones of the same role the connection is closed when they
-expire. A frame or a command that is no request ends the connection, as in Pulsar's broker.
-Guarding tests: tests/broker/pulsar/.
+A silent client gets a PING after KEEP_ALIVE_S, and its connection is closed if it stays silent as long again.
+CREDENTIALS_RENEW_AHEAD_S before credentials expire (or after half of their life, if that is shorter) the client is
+asked for new ones (AUTH_CHALLENGE), and again if those expire soon. Without new ones of the same role the connection is
+closed when they expire. A frame or a command that is no request ends the connection, as in Pulsar's broker. Guarding
+tests: tests/broker/pulsar/.
 
 Also in this file, below its heading: the credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header
 (credentials).
@@ -338,7 +338,8 @@ class PulsarConnection:
 
     def count_waiting_bytes(self, size: int) -> None:
         """Adds `size` to the number of bytes of entries that wait because their producers have no credit. `size` is
-        negative for entries that wait no longer. While more than HELD_BYTES wait, the connection is not read."""
+        negative for entries that wait no longer. While more than HELD_FRAMES_BYTES_MAX wait, the connection is not
+        read."""
         self._held_bytes += size
         self._count()
         if self._held_bytes <= HELD_FRAMES_BYTES_MAX:
@@ -492,8 +493,8 @@ class PulsarConnection:
         self.send(encode_frame(pong=pulsar.CommandPong()))
 
     def _pong(self, command: PulsarCommand, rest: memoryview) -> None:
-        """Counts a PONG or a PING. Raises InvalidRequest if there are more than PINGS_MAX of them between two checks of
-        the clock."""
+        """Counts a PONG or a PING. Raises InvalidRequest if there are more than PINGS_PER_CHECK_MAX of them between two
+        checks of the clock."""
         self._pings += 1
         if self._pings > PINGS_PER_CHECK_MAX:
             raise InvalidRequest(f"more than {PINGS_PER_CHECK_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")

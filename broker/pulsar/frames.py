@@ -64,8 +64,8 @@ class SharedReceiveBuffer:
         return buffer
 
     def release(self, buffer: memoryview) -> None:
-        """Gives a buffer back, so that other connections can use it. The largest buffer of at most SPARE_BYTES_MAX
-        bytes is kept. The caller must not use the buffer afterwards."""
+        """Gives a buffer back, so that other connections can use it. The largest buffer of at most
+        SPARE_BUFFER_BYTES_MAX bytes is kept. The caller must not use the buffer afterwards."""
         if len(self._buffer) < len(buffer) <= SPARE_BUFFER_BYTES_MAX:
             self._buffer = buffer
 
@@ -77,9 +77,9 @@ class PulsarFrameSplitter:
         size = await stream.read_into(frames.get_free_buffer, frames.on_bytes_received)
         for each in frames.take_complete_frames(): …
 
-    Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once, if the connection
-    has received a frame of that size before; else its buffer grows as bytes arrive. A buffer that contains no part of a
-    frame is given to `spare`.
+    Many small frames share a buffer of SHARED_BUFFER_BYTES. A larger frame gets a buffer of its size at once, if the
+    connection has received a frame of that size before; else its buffer grows as bytes arrive. A buffer that contains
+    no part of a frame is given to `spare`.
     """
 
     def __init__(self, bytes_max: int, spare: SharedReceiveBuffer | None = None) -> None:
@@ -92,8 +92,8 @@ class PulsarFrameSplitter:
     @property
     def held_bytes(self) -> int:
         """Returns the size in bytes of the buffer that this object has now; 0 if it has none. It is at most the largest
-        of four sizes: CHUNK_BYTES, the shared buffer, twice the received bytes of the incomplete frame, and twice the
-        largest frame so far."""
+        of four sizes: SHARED_BUFFER_BYTES, the shared buffer, twice the received bytes of the incomplete frame, and
+        twice the largest frame so far."""
         return len(self._buffer)
 
     @property

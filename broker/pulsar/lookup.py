@@ -324,8 +324,8 @@ class TopicListWatches:
 
     def start_topic_watch(self, asked: pulsar.CommandWatchTopicList) -> None:
         """Starts to watch the topics of a namespace that match the client's pattern. Answers the request with an error
-        if its watcher id is in use, the connection has WATCHERS_MAX watchers, or the namespace or the pattern is
-        invalid."""
+        if its watcher id is in use, the connection has WATCHERS_PER_CONNECTION_MAX watchers, or the namespace or the
+        pattern is invalid."""
         if asked.watcher_id in self._watchers:
             self._connection.send_error(asked.request_id, Unavailable("there is a watcher of this id"))
             return
@@ -446,7 +446,7 @@ class _Watcher:
 def compile_topic_pattern(text: str) -> Callable[[str], bool]:
     """Returns a function that takes the full name of a topic, and returns True if the whole name matches the pattern;
     the domain before `://` is ignored in both. Raises InvalidRequest if the pattern is invalid or longer than
-    PATTERN_MAX characters; NotAllowed if RE2 is not installed."""
+    PATTERN_CHARACTERS_MAX characters; NotAllowed if RE2 is not installed."""
     if len(text) > PATTERN_CHARACTERS_MAX:
         raise InvalidRequest(f"a pattern of {len(text)} characters is longer than {PATTERN_CHARACTERS_MAX}")
     try:

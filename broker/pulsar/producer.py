@@ -302,11 +302,11 @@ def compute_payload_bytes_max(config: BrokerConfig) -> int:
 # Transactions of a Pulsar client: finding the coordinators, beginning, adding, ending.
 #
 # A client asks for the partitions of `ASSIGN_TOPIC` (broker/transaction/coordinators.py), looks each up, and sends
-# TC_CLIENT_CONNECT_REQUEST with the number of the partition to its owner. From then on NEW_TXN and END_TXN go there.
-# The topics join a transaction by themselves when its first message or acknowledgement arrives (broker/topic/). So ADD
-# commands only check the client's permissions and begin the timeout of the transaction; a topic that is only named, and
-# may not exist, is no participant. A transaction belongs to the role that began it: another role gets the answer for an
-# id that was never given.
+# TC_CLIENT_CONNECT_REQUEST with the number of the partition to its owner. From then on NEW_TXN_RESPONSE and END_TXN go
+# there. The topics join a transaction by themselves when its first message or acknowledgement arrives (broker/topic/).
+# So ADD commands only check the client's permissions and begin the timeout of the transaction; a topic that is only
+# named, and may not exist, is no participant. A transaction belongs to the role that began it: another role gets the
+# answer for an id that was never given.
 #
 # If the coordinator moved, or its answer is not known, the answer is TransactionCoordinatorNotFound: the client looks
 # the coordinator up and repeats the request; a repeated END_TXN gets the same answer. Guards:
@@ -407,7 +407,7 @@ async def _here(connection: PulsarConnection, number: int) -> RunningCoordinator
 
 
 def _topics(names: Iterable[str]) -> list[TopicName]:
-    """Parses names of topics. Raises InvalidName, or InvalidRequest if they are more than ADDED_MAX."""
+    """Parses names of topics. Raises InvalidName, or InvalidRequest if they are more than TOPICS_ADDED_MAX."""
     topics = [TopicName.parse(name) for name in names]
     if len(topics) > TOPICS_ADDED_MAX:
         raise InvalidRequest(f"{len(topics)} are added at once; {TOPICS_ADDED_MAX} at most")

@@ -6,13 +6,13 @@ with renewed certificates, and simulated network as every other listener.
 All connections of callers that are not authenticated yet share one part of the event loop's time
 (runtime/tcp/share.py).
 
-Bounds: the head of a request has at most HEAD_BYTES bytes and HEAD_LINES_MAX lines. Received data is parsed in slices,
-between which other tasks run. A request must arrive within `request_s` seconds; the time while the server does not read
-does not count. An idle connection is closed after KEEP_ALIVE_S seconds. While more than QUEUE_BYTES of a response are
-unsent, the application must wait; a caller that does not read for UNREAD_S seconds is disconnected. If the caller
-disconnects, its request is finished nevertheless. If a request is answered before it has arrived completely (413), the
-rest is read and dropped, for at most LINGER_S seconds and LINGER_BYTES bytes: to close at once would reset the
-connection, and the response would be lost.
+Bounds: the head of a request has at most REQUEST_HEAD_BYTES_MAX bytes and HEAD_LINES_MAX lines. Received data is parsed
+in slices, between which other tasks run. A request must arrive within `request_s` seconds; the time while the server
+does not read does not count. An idle connection is closed after KEEP_ALIVE_S seconds. While more than
+UNSENT_RESPONSE_BYTES_MAX of a response are unsent, the application must wait; a caller that does not read for
+UNREAD_RESPONSE_S_MAX seconds is disconnected. If the caller disconnects, its request is finished nevertheless. If a
+request is answered before it has arrived completely (413), the rest is read and dropped, for at most LINGER_TIMEOUT_S
+seconds and LINGER_BYTES_MAX bytes: to close at once would reset the connection, and the response would be lost.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Transport(asyncio.Transport):
     """An asyncio transport over a `ByteStream`, with the methods that uvicorn's protocol calls."""
 
     def __init__(self, stream: ByteStream, full: Callable[[], None]) -> None:
-        """Makes a transport. `full` is called after a write if more than QUEUE_BYTES are queued."""
+        """Makes a transport. `full` is called after a write if more than UNSENT_RESPONSE_BYTES_MAX are queued."""
         super().__init__()
         stream.limit_queue(UNSENT_RESPONSE_BYTES_MAX)
         self._stream = stream
@@ -132,8 +132,8 @@ class _Transport(asyncio.Transport):
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Yields the data in pieces of LINES_AT_ONCE lines, to bound the work per piece: each header and each chunk of a
-    body has at least one line."""
+    """Yields the data in pieces of HEAD_LINES_PER_TURN lines, to bound the work per piece: each header and each chunk
+    of a body has at least one line."""
     begin = 0
     while begin < len(data):
         end = begin

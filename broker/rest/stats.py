@@ -4,9 +4,9 @@
 producers and consumers are known only at the owner (client version, connection time, rates); they come from the loaded
 topic.
 
-Rates are averages since the last request, at least RATE_S seconds ago; in the first request, since the client
-connected. Times that Magnetar does not record are 0; numbers about offload and replication, which do not exist, are 0
-or -1.
+Rates are averages since the last request, at least RATE_PERIOD_S_MIN seconds ago; in the first request, since the
+client connected. Times that Magnetar does not record are 0; numbers about offload and replication, which do not exist,
+are 0 or -1.
 
 Also in this file, below its heading: transactions in the forms of Pulsar's admin REST v3: the classes
 `Transaction…Stats` and `TransactionMetadata` (transactions).
@@ -50,7 +50,7 @@ _MODES = {
 
 class RateMeters:
     """Measures the rates of producers and consumers for REST. Stores the last counters of each, by its id; for at most
-    METERS_MAX of them: beyond that, drops the one that was measured longest ago."""
+    RATE_METERS_MAX of them: beyond that, drops the one that was measured longest ago."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -63,8 +63,8 @@ class RateMeters:
 
     def measure_rates(self, number: int, since_ms: int, counters: CounterValues) -> CounterValues:
         """Returns the rate per second of each counter since the last call for the producer or consumer with the id
-        `number`; in the first call, since `since_ms`. A call within RATE_S seconds of the last one returns the same
-        rates."""
+        `number`; in the first call, since `since_ms`. A call within RATE_PERIOD_S_MIN seconds of the last one returns
+        the same rates."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
             passed_s = max(RATE_PERIOD_S_MIN, (self._clock.wall_ms() - since_ms) / 1000)

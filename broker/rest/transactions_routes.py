@@ -97,8 +97,8 @@ async def _found(call: RestRequest, txn: TxnId) -> TransactionStats:
 
 
 async def _at(call: RestRequest, found: TransactionStats) -> dict[str, TransactionHere | MagnetarError]:
-    """Asks up to TOPICS_MAX topics of a transaction; returns for each topic what it reports of the transaction, or its
-    error."""
+    """Asks up to ASKED_TOPICS_MAX topics of a transaction; returns for each topic what it reports of the transaction,
+    or its error."""
 
     async def ask(topic: str) -> TransactionHere | MagnetarError:
         try:

@@ -86,7 +86,8 @@ async def call_operation_at_broker(
 ) -> T:
     """Calls an operation at the broker at `endpoint` (HOST:PORT), with the rights of this broker. Returns the answer as
     a plain Python value. Raises the error that the other broker answers, or the error of the connection; TimedOut after
-    `timeout_s` seconds."""
+    `timeout_s` seconds; InvalidRequest if an argument does not fit the request; ValueError if `endpoint` is no address.
+    """
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = find_rpc(operation.service, operation.name)
@@ -186,7 +187,7 @@ class Administration:
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
         """Deletes a namespace, its policies and its schemas. With `force`, first deletes its topics. Raises Busy if the
         namespace has topics and `force` is False; TransactionsOpen if a topic is part of prepared transactions;
-        NotFound if the namespace does not exist."""
+        NotFound if the namespace does not exist; and, with `force`, the errors of `delete_topic`."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
@@ -328,8 +329,8 @@ class Administration:
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies `given` for a namespace or a topic, and unsets the policies with the names `removed`, which
         are then inherited again. If neither a namespace nor a topic is given, changes the policies of all brokers.
-        Raises InvalidRequest if a policy is unknown, or cannot be set there; NotFound if the namespace or topic does
-        not exist."""
+        Raises InvalidRequest if a policy is unknown, cannot be set there, or contradicts another; NotFound if the
+        namespace or topic does not exist."""
         unknown = sorted(set(removed) - set(POLICY_NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
@@ -375,8 +376,8 @@ class Administration:
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the sorted full names of the stored topics of a namespace, and of the non-persistent topics that
         brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics. Leaves out the
-        non-persistent topics of brokers that do not answer within LIST_TIMEOUT_S seconds. Raises TenantNotFound or
-        NamespaceNotFound if the namespace does not exist."""
+        non-persistent topics of brokers that do not answer within BROKER_LIST_TIMEOUT_S seconds. Raises TenantNotFound
+        or NamespaceNotFound if the namespace does not exist."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
@@ -442,7 +443,7 @@ class Administration:
         """Deletes a topic with all of its partitions, each at its owner. `incarnation`: the one that is meant; 0: any.
         Raises Busy if the topic is in use and `force` is False; TransactionsOpen if the topic is part of prepared
         transactions, or of open ones and `force` is False. Raises TopicNotFound if it does not exist, or has another
-        incarnation.
+        incarnation; and the errors of `TopicManager.delete_topic` and `call_operation_at_broker`.
 
         All partitions are checked before the first one is deleted, so that nothing is deleted if one may not be. A
         topic of the same name that is created meanwhile is not deleted.
@@ -495,7 +496,7 @@ class Administration:
 
     async def unload_topic(self, name: TopicName) -> None:
         """Unloads the topic if it is loaded at this broker. Raises NotOwner if another broker owns the topic;
-        TopicNotFound if it does not exist."""
+        TopicNotFound if it does not exist; and the errors of `TopicManager.unload_topic`."""
         await self._check_here(name)
         await self._broker.unload_topic(name)
 
@@ -541,7 +542,8 @@ class Administration:
     async def decide_forgotten_transactions(self, name: TopicName, outcome: str) -> SkippedLost:
         """Ends the transactions of a topic whose outcomes are lost: `outcome` is "commit", which shows their messages,
         or "abort", which hides them for ever. Skips no entries. Returns the transactions that it ended. Raises
-        InvalidRequest if `outcome` is something else."""
+        InvalidRequest if `outcome` is something else; NotOwner if another broker owns the topic; TopicNotFound if it
+        does not exist; and the errors of `TopicManager.load_topic`."""
         if outcome not in ("commit", "abort"):
             raise InvalidRequest(f"{outcome[:100]!r} is no outcome: commit or abort")
         await self._check_here(name)

@@ -43,7 +43,8 @@ def compute_cursor_start(
     shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
     """Returns where a cursor starts that begins with the message `start`, or after it if `inclusive` is False. The
-    result is (the mark, the number of messages of the entry after the mark that count as acknowledged).
+    result is (the mark, which is the position up to which everything counts as acknowledged; the number of messages of
+    the entry after the mark that count as acknowledged).
 
     If `start` is `latest`, the cursor starts at the end of the topic, and gets only messages that are published later.
     With `last_again` (for a reader that is opened at `latest`, inclusive; Pulsar R1), it starts with the last entry
@@ -377,10 +378,10 @@ class SubscriptionAdministration:
 # -------------------------------------------------------------------------------------------------------- reader
 # Entries of an index range, for readers that keep their own offsets.
 #
-# Yields the entries with messages of the range in order, until about `bytes_max` (READ_BYTES_MAX if that is 0), the end
-# of the range or the end of the topic, whichever is first; never waits for messages. The permission to consume is
-# checked again after each DELIVERY_BATCH_BYTES: a slow read ends when it is revoked.
-# Guarding tests: tests/broker/subscription/test_gaps.py.
+# Yields the entries with messages of the range in order, until about `bytes_max` (PEEK_READ_BYTES_MAX if that is 0),
+# the end of the range or the end of the topic, whichever is first; never waits for messages. The permission to consume
+# is checked again after each DELIVERY_BATCH_BYTES: a slow read ends when it is revoked. Guarding tests:
+# tests/broker/subscription/test_gaps.py.
 
 
 PEEK_READ_BYTES_MAX = 16 << 20
@@ -389,7 +390,7 @@ _LAST = 1 << 62
 
 class MessageIndexRange(msgspec.Struct, frozen=True):
     """A request to read the messages of a topic with indexes from `first` (inclusive) to `end` (exclusive), until about
-    `bytes_max` bytes are read; 0: READ_BYTES_MAX."""
+    `bytes_max` bytes are read; 0: PEEK_READ_BYTES_MAX."""
 
     topic: str
     first: int
@@ -418,8 +419,8 @@ class EntryRangeReader:
 
     async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
         """Yields the entries that contain the messages of the range, in order, and moves `next_index` forward. Ends at
-        the end of the range or of the topic, or after the range's `bytes_max` (0: READ_BYTES_MAX); never waits for new
-        messages. Raises Unauthorized, TopicNotFound, NotAllowed, NotOwner, InvalidRequest, Unavailable or DataLost,
+        the end of the range or of the topic, or after the range's `bytes_max` (0: PEEK_READ_BYTES_MAX); never waits for
+        new messages. Raises Unauthorized, TopicNotFound, NotAllowed, NotOwner, InvalidRequest, Unavailable or DataLost,
         possibly after it has yielded some entries."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)

@@ -2,20 +2,21 @@
 for it.
 
 Always (`AutomaticBalancer`): each broker of a group runs it, and the one that has created the record `/balancer` is the
-leader. The record ends with its session. Every CHECK_S the leader asks each broker for its load (`measure_load`), and
-gives the answers to the core (broker/cluster/balance_core.py). Then it asks the owners for the moves that the core has
-planned. It waits for no move. A broker that does not answer, or is of an older release, takes no part.
+leader. The record ends with its session. Every BALANCE_CHECK_INTERVAL_S the leader asks each broker for its load
+(`measure_load`), and gives the answers to the core (broker/cluster/balance_core.py). Then it asks the owners for the
+moves that the core has planned. It waits for no move. A broker that does not answer, or is of an older release, takes
+no part.
 
-    load    of a bundle: messages and KiB per second, and TOPIC_LOAD for each topic, as its owner measures it
+    load    of a bundle: messages and KiB per second, and LOAD_PER_TOPIC for each topic, as its owner measures it
     score   of a broker, the largest of: the share of a core that its process uses, its bytes per second as a share of
             `link_bytes_s`, the memory of topics, subscriptions and connections as a share of `state_memory_bytes`
 
 A second leader, such as one whose session has ended without its knowledge, is harmless: the owner of a bundle alone
 gives it away, and a broker that does not own the bundle (any more) answers that it has moved nothing. A leader whose
-process was stopped (a check took longer than CHECK_S) plans nothing before it has asked again who leads. When a leader
-dies, the moves that it has begun end at their owners; the next leader begins with its averages. A move that fails is
-logged, and its bundle rests. While the setting `balance` is off, nothing is planned, and averages begin anew after it.
-Guarding tests: tests/broker/cluster/test_automatic_balance.py, tests/balance/.
+process was stopped (a check took longer than BALANCE_CHECK_INTERVAL_S) plans nothing before it has asked again who
+leads. When a leader dies, the moves that it has begun end at their owners; the next leader begins with its averages. A
+move that fails is logged, and its bundle rests. While the setting `balance` is off, nothing is planned, and averages
+begin anew after it. Guarding tests: tests/broker/cluster/test_automatic_balance.py, tests/balance/.
 
 When asked (`balance_brokers`). `plan_balance` is no plan of the core: it equalizes what is measured now, idle topics
 too, without averages, rests and thresholds.
@@ -76,7 +77,7 @@ LOAD_PER_TOPIC = 0.1
 
 
 def compute_bundle_load(sums: BundleRow | TopicGroupTotals) -> float:
-    """Returns the load of a bundle: its messages and KiB per second, in and out, and TOPIC_LOAD for each topic."""
+    """Returns the load of a bundle: its messages and KiB per second, in and out, and LOAD_PER_TOPIC for each topic."""
     kib = (sums.throughput_in + sums.throughput_out) / 1024
     return sums.rate_in + sums.rate_out + kib + LOAD_PER_TOPIC * sums.topics
 
@@ -105,10 +106,10 @@ def _describe_move(move: PlannedMove) -> BundleMove:
 
 
 async def balance_brokers(broker: TopicManager, administration: Administration, *, dry_run: bool) -> Balance:
-    """Moves bundles from the brokers with the most load to those of their group with the least; at most MOVES_MAX moves
-    in each group. Returns the moves, and the load of each broker before and after them. `dry_run`: only plans the
-    moves. Raises Unavailable, and moves nothing, if a broker does not answer. If a move fails, raises its error after
-    the others have ended."""
+    """Moves bundles from the brokers with the most load to those of their group with the least; at most
+    MOVES_PER_PLAN_MAX moves in each group. Returns the moves, and the load of each broker before and after them.
+    `dry_run`: only plans the moves. Raises Unavailable, and moves nothing, if a broker does not answer. If a move
+    fails, raises its error after the others have ended."""
     page = await ClusterSummaries(broker).list_bundles(None, here=False)
     registered = await broker.list_brokers()
     missing = sorted(set(page.silent).intersection(each.name for each in registered))
@@ -174,7 +175,7 @@ async def measure_load(broker: TopicManager) -> MeasuredLoad:
 
 async def describe_balance(broker: TopicManager, *, here: bool) -> BalanceStatus:
     """Returns what the automatic balance does, as the leader knows it. `here`, or without a leader: as this broker
-    knows it. Raises the error of the call if the leader does not answer."""
+    knows it. Raises the error of the call if the leader does not answer, and the errors of the metadata."""
     found = await get_readable_record(broker.metadata, paths.BALANCER, BalancerRecord)
     leader, state = "" if found is None else found[0].broker, broker.balancing
     if found is not None and leader != broker.name and not here:
@@ -208,8 +209,8 @@ class AutomaticBalancer:
         self._throttle = LogThrottle(broker.world.clock)
 
     async def run(self) -> None:
-        """Checks the loads every CHECK_S, until the task is cancelled; then also cancels the calls that ask owners for
-        moves. The owners end these moves. Errors of the metadata are logged."""
+        """Checks the loads every BALANCE_CHECK_INTERVAL_S, until the task is cancelled; then also cancels the calls
+        that ask owners for moves. The owners end these moves. Errors of the metadata are logged."""
         moves = Tasks()
         try:
             while True:

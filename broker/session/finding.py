@@ -11,10 +11,10 @@ What need not be read is not read, in this order: the bounds of time and index; 
 payloads only for `text`. The answer says how many messages were passed over, and how many ledgers have no index. A
 *dry run* reads indexes alone, and says what would be read.
 
-One search ends when it has found `limit` messages, looked at FIND_MESSAGES messages or FIND_BYTES bytes, has
-ANSWER_BYTES of found entries, or has run for FIND_S seconds; it always ends the window that it has begun. The answer
-says how far it got and why it stopped, so that what was not looked at is not taken for absent. At most FINDS_MAX
-searches run at a broker at a time, and one in each topic.
+One search ends when it has found `limit` messages, looked at SEARCHED_MESSAGES_MAX messages or SEARCHED_BYTES_MAX
+bytes, has FOUND_BYTES_MAX of found entries, or has run for SEARCH_S_MAX seconds; it always ends the window that it has
+begun. The answer says how far it got and why it stopped, so that what was not looked at is not taken for absent. At
+most SEARCHES_AT_ONCE_MAX searches run at a broker at a time, and one in each topic.
 
 The caller needs the permission to consume, which is checked again while a search reads.
 Guarding tests: tests/broker/session/test_finding.py, tests/broker/rest/test_page_messages.py.
@@ -119,7 +119,7 @@ class SearchCriteria(NamedTuple):
 def parse_criteria(key: str, property_: str, text: str, where: str) -> SearchCriteria:
     """Returns the criteria of a search. `property_`: NAME, or NAME=VALUE; `where`: a filter (proto/filters.py). An
     empty text is no criterion. Raises InvalidRequest if the filter does not parse, or another text is longer than
-    PATTERN_MAX."""
+    PATTERN_CHARACTERS_MAX."""
     if any(len(each) > PATTERN_CHARACTERS_MAX for each in (key, property_, text)):
         raise InvalidRequest(f"what is searched for has at most {PATTERN_CHARACTERS_MAX} characters")
     name, has_value, value = property_.partition("=")
@@ -134,8 +134,8 @@ def is_encrypted_or_chunked(header: EntryHeader) -> bool:
 
 
 def is_too_large(header: EntryHeader) -> bool:
-    """Returns True if the entry is too large for a search: it has more than UNFOLDED_MAX uncompressed bytes, or more
-    than MESSAGES_MAX messages."""
+    """Returns True if the entry is too large for a search: it has more than UNCOMPRESSED_ENTRY_BYTES_MAX uncompressed
+    bytes, or more than ENTRY_MESSAGES_MAX messages."""
     return header.uncompressed_size > UNCOMPRESSED_ENTRY_BYTES_MAX or header.num_messages > ENTRY_MESSAGES_MAX
 
 
@@ -153,10 +153,10 @@ TRIAL_MESSAGES_DEFAULT, TRIAL_MESSAGES_MAX = 1000, 10_000
 async def try_filter(
     broker: TopicManager, topic_name: str, text: str, messages: int, caller: CallContext
 ) -> FilterTrial:
-    """Judges the newest `messages` messages (0: TRIAL_MESSAGES) of a topic that this broker owns by the filter `text`,
-    and returns how many it wants. Changes nothing. Raises InvalidRequest if the filter does not parse, or `messages` is
-    not 0 to TRIAL_MESSAGES_MAX; BackPressure if FINDS_MAX searches are running, or one in this topic; and the errors of
-    `TopicManager.load_topic` and `EntryRangeReader.read_entries`."""
+    """Judges the newest `messages` messages (0: TRIAL_MESSAGES_DEFAULT) of a topic that this broker owns by the filter
+    `text`, and returns how many it wants. Changes nothing. Raises InvalidRequest if the filter does not parse, or
+    `messages` is not 0 to TRIAL_MESSAGES_MAX; BackPressure if SEARCHES_AT_ONCE_MAX searches are running, or one in this
+    topic; and the errors of `TopicManager.load_topic` and `EntryRangeReader.read_entries`."""
     wanted = parse_filter(text.strip())
     if not 0 <= messages <= TRIAL_MESSAGES_MAX:
         raise InvalidRequest(f"a filter is tried on 1 to {TRIAL_MESSAGES_MAX} messages, not {messages}")
@@ -187,8 +187,8 @@ async def try_filter(
 class FindRequest(msgspec.Struct, frozen=True):
     """A search for messages. `since_ms`, `until_ms`: when they were stored, from (inclusive) and to (exclusive), in ms
     since the epoch; 0: no bound. `before_index`: their indexes are below it; 0: up to the end. `limit`: the most
-    messages to find; 0: FOUND_MAX. `dry_run`: reads key indexes only; the answer has no messages, and says how many
-    messages and bytes a search would look at."""
+    messages to find; 0: FOUND_MESSAGES_MAX. `dry_run`: reads key indexes only; the answer has no messages, and says how
+    many messages and bytes a search would look at."""
 
     topic: str
     criteria: SearchCriteria
@@ -207,7 +207,7 @@ class _Found(NamedTuple):
 
 
 class _Window(msgspec.Struct):
-    """What a window of indexes has. `is_cut`: it is larger than WINDOW_BYTES, and was not read to its end."""
+    """What a window of indexes has. `is_cut`: it is larger than WINDOW_BYTES_MAX, and was not read to its end."""
 
     found: list[_Found]
     bytes: int = 0
@@ -230,8 +230,9 @@ def _running(broker: TopicManager, topic: str) -> Iterator[None]:
 
 async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallContext) -> FoundMessages:
     """Searches a topic that this broker owns, and returns the found messages, the newest entry first, and how far the
-    search got. Raises InvalidRequest (such as for a limit above FOUND_MAX), NotAllowed, NotOwner, TopicNotFound,
-    Unauthorized, Unavailable or DataLost; BackPressure if FINDS_MAX searches are running, or one in this topic."""
+    search got. Raises InvalidRequest (such as for a limit above FOUND_MESSAGES_MAX), NotAllowed, NotOwner,
+    TopicNotFound, Unauthorized, Unavailable or DataLost, or another error of `TopicManager.load_topic`; BackPressure if
+    SEARCHES_AT_ONCE_MAX searches are running, or one in this topic."""
     if wanted.limit > FOUND_MESSAGES_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
         raise InvalidRequest(
             f"a search finds at most {FOUND_MESSAGES_MAX} messages, between two times, before an index"

@@ -215,9 +215,9 @@ def _limited(given: int, usual: int, most: int, what: str) -> int:
 # ----------------------------------------------------------------------------------------------------- cursor
 async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int) -> CursorShape:
     """Returns a description of what a subscription has acknowledged. It says how many entries after mark-delete are
-    acknowledged, in each of at most `buckets` ranges (0: BUCKETS). It lists the GAPS largest gaps, with the arrival
-    time of their first entries if it can be read within PUBLISHED_S. Raises InvalidRequest unless `buckets` is 0 to
-    BUCKETS_MAX."""
+    acknowledged, in each of at most `buckets` ranges (0: BUCKETS_DEFAULT). It lists the SHOWN_GAPS_MAX largest gaps,
+    with the arrival time of their first entries if it can be read within GAP_TIMES_TIMEOUT_S. Raises InvalidRequest
+    unless `buckets` is 0 to BUCKETS_MAX."""
     buckets = _limited(buckets, BUCKETS_DEFAULT, BUCKETS_MAX, "buckets")
     log, cursor = topic.readable_log(uncommitted=subscription.reads_uncommitted), subscription.cursor
     delays = subscription.dispatcher.delays
@@ -250,8 +250,8 @@ async def _published_ms(log: ReadableLog, position: Position) -> int:
 # ---------------------------------------------------------------------------------------------------- ledgers
 async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, limit: int) -> list[LedgerCopies]:
     """Returns descriptions of the topic's ledgers and their copies, the oldest first: at most `limit` ledgers (0:
-    LEDGERS) with ids above `after` (0: from the first one). Raises InvalidRequest unless `limit` is 0 to LEDGERS_MAX.
-    Raises the errors of the metadata."""
+    LISTED_LEDGERS_DEFAULT) with ids above `after` (0: from the first one). Raises InvalidRequest unless `limit` is 0 to
+    LISTED_LEDGERS_MAX. Raises the errors of the metadata."""
     limit = _limited(limit, LISTED_LEDGERS_DEFAULT, LISTED_LEDGERS_MAX, "limit")
     listed = [each for each in topic.log.record.ledgers if not after or each.ledger_id > after][:limit]
 
@@ -288,9 +288,9 @@ def _copies(topic: Topic, listed: TopicLedger, record: LedgerRecord | None, miss
 # --------------------------------------------------------------------------------------------------- metadata
 async def describe_metadata(metadata: MetadataStore, path: str, after: str, limit: int) -> MetadataNode:
     """Returns a description of the metadata node at `path` ("" or "/": the root), with the names of at most `limit` (0:
-    CHILDREN) of its children that sort after `after`. Secrets in the record are blanked; a record that does not decode
-    is described by its damage. Raises InvalidRequest if `path` does not begin with /, or `limit` is not 0 to
-    CHILDREN_MAX. Raises the errors of the metadata."""
+    LISTED_CHILDREN_DEFAULT) of its children that sort after `after`. Secrets in the record are blanked; a record that
+    does not decode is described by its damage. The version is -1 if there is no such node. Raises InvalidRequest if
+    `path` does not begin with /, or `limit` is not 0 to LISTED_CHILDREN_MAX. Raises the errors of the metadata."""
     limit = _limited(limit, LISTED_CHILDREN_DEFAULT, LISTED_CHILDREN_MAX, "limit")
     path = path.rstrip("/")
     if path and not path.startswith("/"):
@@ -319,9 +319,9 @@ def _blanked(value: object) -> object:
 # ----------------------------------------------------------------------------------------------------- repair
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
     """Sends an admin request (bookie/admin.py) to the bookies `names`, one after another, until one of them answers
-    without an error. Returns this answer. Waits at most BOOKIE_S seconds for each. The request has the rights of this
-    broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers, and the errors
-    of the metadata."""
+    without an error. Returns this answer. Waits at most BOOKIE_ANSWER_TIMEOUT_S seconds for each. The request has the
+    rights of this broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers,
+    and the errors of the metadata."""
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
@@ -336,7 +336,7 @@ async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **optio
 # --------------------------------------------------------------------------------------------------- security
 async def describe_security(broker: TopicManager) -> SecurityDescription:
     """Returns the roles that are connected to the loaded topics of this broker, and the callers to which this broker
-    has denied an operation. Each of the two lists has at most ROLES_MAX rows."""
+    has denied an operation. Each of the two lists has at most SHOWN_ROLES_MAX rows."""
     turns, producers, consumers = EventLoopSlices(broker.world.clock), Counter[Principal](), Counter[Principal]()
     for topic in [*broker.loaded.values()]:
         producers.update(each.principal for each in topic.producers)
@@ -494,7 +494,8 @@ def format_setting_value(value: object) -> str:
 # --------------------------------------------------------------------------------------------------- describing
 async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics: bool = False) -> BrokerDescription:
     """Returns a description of this broker, from the memory of its process; asks no other process. `tasks`: also
-    describes what each task waits for; `metrics`: also includes the page of metrics, up to PAGE_BYTES_MAX bytes."""
+    describes what each task waits for; `metrics`: also includes the page of metrics, up to LISTED_BYTES_MAX bytes.
+    Raises Unavailable if this broker has no ownership session."""
     settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(
@@ -505,7 +506,7 @@ async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics:
 
 def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
     """Returns the settings that are in force at this broker, each with the source of its value. A setting that was
-    changed at run time has the source `dynamic`."""
+    changed at run time has the source `dynamic`. Raises Unavailable if this broker has no ownership session."""
     config, changed = broker.config, {_OURS[name] for name in list_changed_settings(broker.policies.all_brokers_record)}
     defaults, found = list_setting_defaults(BrokerConfig), list[BrokerSetting]()
     for name in config.__struct_fields__:
@@ -535,8 +536,8 @@ async def _metrics_page(broker: TopicManager) -> str:
 
 def describe_waiting_tasks() -> str:
     """Returns a text that shows where each task of this event loop waits now: its name, and the stack of its calls
-    (file, line and function), the outermost first. Shows at most TASKS_MAX tasks and FRAMES_MAX calls of each. Contains
-    no values of variables."""
+    (file, line and function), the outermost first. Shows at most SHOWN_TASKS_MAX tasks and FRAMES_PER_TASK_MAX calls of
+    each. Contains no values of variables."""
     lines = list[str]()
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     for task in tasks[:SHOWN_TASKS_MAX]:

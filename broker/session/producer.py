@@ -52,13 +52,13 @@ METADATA_BYTES_LIMIT = (10 << 10) - 512
 told, and take frames of 10 KiB more."""
 
 CREDIT_RETURN_DIVISOR = 4
-"""Credit is returned when this fraction (1 / CREDIT_SHARE) of the grant is owed: one frame for thousands of small
-entries."""
+"""Credit is returned when this fraction (1 / CREDIT_RETURN_DIVISOR) of the grant is owed: one frame for thousands of
+small entries."""
 
 
 def compute_metadata_bytes_max(config: BrokerConfig) -> int:
     """Returns how many bytes an entry may have in addition to a payload of `max_message_bytes`: as many as a ledger
-    entry has room for, but at most METADATA_BYTES."""
+    entry has room for, but at most METADATA_BYTES_LIMIT."""
     return max(0, min(METADATA_BYTES_LIMIT, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
@@ -126,8 +126,8 @@ class ProducerSession:
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
         """Opens a producer, and returns its session. Raises InvalidRequest, InvalidName, Unauthorized, TopicTerminated,
-        IncompatibleSchema, InvalidSchema, ProducerBusy, ProducerFenced, NotOwner or BacklogQuotaExceeded if the
-        producer may not be opened; or an error of loading the topic or of `SubscriptionRegistry.subscribe`. If this
+        IncompatibleSchema, InvalidSchema, NotAllowed, ProducerBusy, ProducerFenced, NotOwner or BacklogQuotaExceeded if
+        the producer may not be opened; or an error of loading the topic or of `SubscriptionRegistry.subscribe`. If this
         method raises or is cancelled, the broker keeps nothing of the producer. The port is not called before this
         method returns."""
         options.check()

@@ -172,8 +172,9 @@ class ScheduleCatalog:
 
     async def run_schedule_now(self, topic: TopicName, name: str) -> None:
         """Publishes the message of a schedule once, now, even if the schedule is paused. Its regular fires are not
-        changed. Raises NotFound if the topic has no such schedule, and the errors of a publish. After such an error it
-        is unknown whether the message was published."""
+        changed. Raises NotFound if the topic has no such schedule, TopicNotFound if the topic does not exist, and the
+        errors of `InternalProducer.publish_messages`. After such an error it is unknown whether the message was
+        published."""
         record = await get_record(self._broker.metadata, _path(topic), SchedulesRecord)
         schedule = _find(topic, record[0] if record else None, name)
         partitions = await self._broker.catalog.count_existing_partitions(topic)
@@ -247,7 +248,7 @@ def _progress_path(topic: TopicName, name: str) -> str:
 async def _read_progress(
     broker: TopicManager, topic: TopicName, schedule: Schedule
 ) -> tuple[ScheduleProgressRecord, int, bool]:
-    """Returns how far the schedule has come, the version of the record at its path (ABSENT: there is none), and whether
+    """Returns how far the schedule has come, the version of the record at its path (NODE_ABSENT: there is none), and whether
     that is not its own record: none was stored yet, or it was deleted with the schedule."""
     found = await get_record(broker.metadata, _progress_path(topic, schedule.name), ScheduleProgressRecord)
     if found is not None and found[0].id == schedule.id:
@@ -363,8 +364,8 @@ class _Known(msgspec.Struct, eq=False):
 
 
 class ScheduleRunner:
-    """Fires the schedules of those topics that this broker owns. A broker has one, and runs `run` and `follow` in two
-    tasks for as long as it runs. `fired`: the messages that this broker has published."""
+    """Fires the schedules of those topics that this broker owns. A broker has one, and runs `run` and
+    `follow_schedules` in two tasks for as long as it runs. `fired`: the messages that this broker has published."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -417,8 +418,8 @@ class ScheduleRunner:
 
     # ------------------------------------------------------------------ looking
     async def run(self) -> None:
-        """Calls `check_due_schedules` each TICK_S seconds, until it is cancelled. Then cancels the fires in
-        progress."""
+        """Calls `check_due_schedules` each SCHEDULE_CHECK_INTERVAL_S seconds, until it is cancelled. Then cancels the
+        fires in progress."""
         try:
             while True:
                 self.check_due_schedules()
@@ -428,8 +429,8 @@ class ScheduleRunner:
             self._tasks = Tasks()
 
     def check_due_schedules(self) -> None:
-        """Starts a task for each schedule that may be due at this broker, unless AT_ONCE of these tasks run already.
-        Does nothing while the broker has no metadata session."""
+        """Starts a task for each schedule that may be due at this broker, unless FIRES_AT_ONCE of these tasks run
+        already. Does nothing while the broker has no metadata session."""
         if not self._broker.has_session:
             return
         now_s, now_ms = self._broker.world.clock.monotonic(), self._broker.world.clock.wall_ms()
@@ -453,7 +454,7 @@ class ScheduleRunner:
             known.look_s, known.mine = self._in(SCHEDULE_RETRY_S), False
         except MagnetarError as error:
             known.look_s, known.mine = self._in(SCHEDULE_RETRY_S), False
-            if known.problem != error.message:  # it is tried again each RETRY_S
+            if known.problem != error.message:  # it is tried again each SCHEDULE_RETRY_S
                 _LOG.warning("%s: schedule %r does not fire: %s", known.topic, known.schedule.name, error)
             known.problem = error.message
             with suppress(MagnetarError):

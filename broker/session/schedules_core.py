@@ -15,7 +15,7 @@ A schedule has one of three forms:
 
 Names are JAN … DEC and SUN … SAT, in any case; 0 and 7 are Sunday. `value/step` goes on to the end of the range. If
 day of the month and day of the week are both restricted (neither begins with *), one of them is enough, as in Vixie's
-cron. A schedule that would not fire within YEARS_MAX years, such as 30 February, is refused.
+cron. A schedule that would not fire within SEARCHED_YEARS_MAX years, such as 30 February, is refused.
 
 **Clock changes.** Times are those of the schedule's zone. A time that the zone skips fires at the first valid instant
 after it, and times that fall on one instant fire once. A time that comes twice fires at the first. A schedule for every
@@ -165,8 +165,8 @@ def find_time_zone(name: str) -> tzinfo:
 
 def next_fire_ms(schedule: Schedule, after_ms: int) -> int | None:
     """Returns the first time after `after_ms` at which the schedule fires (ms since the epoch); None if there is none
-    (for a cron expression: none within YEARS_MAX years). Raises InvalidRequest if the cron expression is invalid, or
-    this broker does not have the time zone."""
+    (for a cron expression: none within SEARCHED_YEARS_MAX years). Raises InvalidRequest if the cron expression is
+    invalid, or this broker does not have the time zone."""
     if schedule.cron:
         return next_cron_ms(parse_cron(schedule.cron), find_time_zone(schedule.zone), after_ms)
     if schedule.every_ms:
@@ -178,7 +178,7 @@ def next_fire_ms(schedule: Schedule, after_ms: int) -> int | None:
 
 def next_cron_ms(cron: Cron, zone: tzinfo, after_ms: int) -> int | None:
     """Returns the first time after `after_ms` that matches the expression (ms since the epoch); None if there is none
-    within YEARS_MAX years."""
+    within SEARCHED_YEARS_MAX years."""
     if not -TIME_MS_MAX < after_ms < TIME_MS_MAX - SEARCHED_YEARS_MAX * 366 * 86_400_000:
         return None
     after = datetime.fromtimestamp(after_ms // 1000, UTC) if after_ms >= 0 else datetime.fromtimestamp(0, UTC)
@@ -332,7 +332,8 @@ def _fires_between(schedule: Schedule, after_ms: int, until_ms: int) -> Iterator
 
 def check_schedule(schedule: Schedule, now_ms: int) -> None:
     """Raises InvalidRequest if the schedule does not have exactly one of the three forms, has a value out of its range,
-    or would not fire after `now_ms` (by a cron expression: within YEARS_MAX years)."""
+    names a time zone that this broker does not have, or would not fire after `now_ms` (by a cron expression: within
+    SEARCHED_YEARS_MAX years)."""
     if sum((bool(schedule.cron), bool(schedule.every_ms), bool(schedule.at_ms))) != 1:
         raise InvalidRequest("a schedule has a cron expression, an interval or a time: one of the three")
     if schedule.every_ms and not INTERVAL_MS_MIN <= schedule.every_ms <= TIME_MS_MAX:

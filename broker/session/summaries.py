@@ -6,12 +6,12 @@ and why a subscription delivers nothing or a ledger is not deleted.
     explain_stuck_subscription(topic, subscription, backlog)    sentences, from what the dispatcher and the pump know
     explain_kept_ledgers(topic)                         per ledger, from what holds it (`Topic.trim_limits`)
 
-The broker that is asked asks each other one at once, never once per topic, and waits OTHERS_S for them. A broker that
-does not answer by then is asked once more and waited for AGAIN_S: it is named in `late` if it answers, else in
-`silent`. All of it is from memory; nothing is read from bookies or the metadata but the lists of brokers and bookies,
-which are the last known ones while the metadata does not answer (broker/cluster/ownership.py). So there is an answer
-within three seconds; within five while the metadata is away, and seven while it is late.
-Guarding tests: tests/broker/session/test_summaries.py.
+The broker that is asked asks each other one at once, never once per topic, and waits OTHER_BROKERS_WAIT_S for them. A
+broker that does not answer by then is asked once more and waited for LATE_BROKERS_WAIT_S: it is named in `late` if it
+answers, else in `silent`. All of it is from memory; nothing is read from bookies or the metadata but the lists of
+brokers and bookies, which are the last known ones while the metadata does not answer (broker/cluster/ownership.py). So
+there is an answer within three seconds; within five while the metadata is away, and seven while it is late. Guarding
+tests: tests/broker/session/test_summaries.py.
 
 Also in this file: the statistics of a topic for operators (its producers, subscriptions, ledgers and compaction, as in
 proto/statistics.py), guarded by tests/broker/grpc/test_stats.py; and below its heading: pages of topics (pages).
@@ -208,8 +208,8 @@ async def collect_subscription_stats(
 
 
 def list_held_keys(topic: Topic, subscription: Subscription) -> list[values.HeldKey]:
-    """Returns the slots of keys in which entries wait until an earlier entry is acknowledged, at most HELD_KEYS_MAX,
-    the longest held first. Reads nothing from bookies."""
+    """Returns the slots of keys in which entries wait until an earlier entry is acknowledged, at most
+    SHOWN_HELD_KEYS_MAX, the longest held first. Reads nothing from bookies."""
     clock, found = topic.world.clock, list[values.HeldKey]()
     now_s, now_ms = clock.monotonic(), clock.wall_ms()
     for each in subscription.dispatcher.policy.find_held_slots(now_s)[:SHOWN_HELD_KEYS_MAX]:
@@ -249,7 +249,7 @@ def _name(type_: Registered | None) -> states.SubscriptionType:
 
 async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
     """Returns the arrival time of the oldest unacknowledged message (ms since the epoch); 0 if there is none, or if it
-    cannot be read within OLDEST_S seconds."""
+    cannot be read within OLDEST_READ_TIMEOUT_S seconds."""
     try:
         async with asyncio.timeout(OLDEST_READ_TIMEOUT_S):
             return await topic.maintenance.oldest_arrival_ms(subscription) or 0
@@ -322,11 +322,12 @@ T = TypeVar("T")
 
 class TopicPageQuery(NamedTuple):
     """A query for one page of the list of all topics in the cluster: which names are selected, how the topics are
-    sorted, and after which topic the page begins. `limit`: the most rows of the page, 1 to LIMIT_MAX; 0: LIMIT."""
+    sorted, and after which topic the page begins. `limit`: the most rows of the page, 1 to LISTED_TOPICS_MAX; 0:
+    LISTED_TOPICS_DEFAULT."""
 
     prefix: str = ""  # of the full name, as `contains`
     contains: str = ""
-    sort: str = ""  # one of SORTS, the largest first; else by name
+    sort: str = ""  # one of SORT_FIELDS, the largest first; else by name
     after: str = ""  # `next` of the page before
     limit: int = 0
 
@@ -404,8 +405,8 @@ class ClusterSummaries:
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
         """Returns one page of the list of topics that are loaded at any broker. `here`: at this broker only. Raises
-        InvalidRequest if the query's `limit` is not 0 to LIMIT_MAX (0: LIMIT), its `sort` is unknown, or its `after`
-        does not fit."""
+        InvalidRequest if the query's `limit` is not 0 to LISTED_TOPICS_MAX (0: LISTED_TOPICS_DEFAULT), its `sort` is
+        unknown, or its `after` does not fit."""
         query = query._replace(limit=query.limit or LISTED_TOPICS_DEFAULT)
         if not 1 <= query.limit <= LISTED_TOPICS_MAX:
             raise InvalidRequest(f"limit must be 1 to {LISTED_TOPICS_MAX}, not {query.limit}")

@@ -84,16 +84,17 @@ class TopicQueries:
     async def look_up_owner(self, topic: TopicName, listener: str = "") -> TopicOwner:
         """Returns the broker that owns a topic, even if the topic does not exist yet. `listener`: the name of the
         listener that the client uses; empty: the default one. Raises Unavailable if the owner is not known at the
-        moment; NotFound if the owner has no listener of this name, or the namespace does not exist."""
+        moment; NotFound if the owner has no listener of this name, or the namespace does not exist; and the other
+        errors of `TopicManager.find_owner`."""
         owner = await self._broker.find_owner(topic)
         return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def count_partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> PartitionsAndOwner:
-        """Returns the number of partitions of a topic, and for a topic without partitions its owner if it is known.
-        `create`: creates the topic if it is missing and may be created, with the namespace's default number of
-        partitions. `by_use`: if that number is 0, does not create the topic now, because its first use creates it.
-        Raises TopicNotFound if the topic is missing and not created; TenantNotFound or NamespaceNotFound if its
-        namespace is missing; NotAllowed if the namespace has its maximum of topics."""
+        """Returns the number of partitions of a topic, and for a topic without partitions its owner if it is known; for
+        a partition returns 0 and no owner. `create`: creates the topic if it is missing and may be created, with the
+        namespace's default number of partitions. `by_use`: if that number is 0, does not create the topic now, because
+        its first use creates it. Raises TopicNotFound if the topic is missing and not created; TenantNotFound or
+        NamespaceNotFound if its namespace is missing; NotAllowed if the namespace has its maximum of topics."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return PartitionsAndOwner(0)  # a partition is used like a topic without partitions
@@ -116,7 +117,7 @@ class TopicQueries:
 
         `aborted_in`: a range of indexes (first, end). The result says how many messages in this range belong to aborted
         transactions, so that a reader can distinguish these from lost ones. `incarnation`: the one that the caller
-        means; 0: any. Raises InvalidRequest if there are more than TIMES_MAX times; NotAllowed if the topic has
+        means; 0: any. Raises InvalidRequest if there are more than ASKED_TIMES_MAX times; NotAllowed if the topic has
         partitions; TopicNotFound if it does not exist, or has another incarnation; Unavailable or NotOwner if this
         broker may not answer for the topic now; and the errors of reading the log and of
         `SubscriptionRegistry.subscribe`.

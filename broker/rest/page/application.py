@@ -10,8 +10,8 @@ Order: the security checks; the caller is authenticated; the view runs; its temp
 its script. This module and jinja2 are imported at the first request for the page, so that an unused page takes no
 memory.
 
-Bounds: STREAMS_MAX streams, each of which renders its view every LIVE_S seconds; a view may take VIEW_S seconds.
-Guarding tests: tests/broker/rest/test_page.py.
+Bounds: LIVE_STREAMS_MAX streams, each of which renders its view every LIVE_REFRESH_S seconds; a view may take
+VIEW_TIMEOUT_S seconds. Guarding tests: tests/broker/rest/test_page.py.
 
 A user can change two things on the page, each after a preview: the backlog of one subscription of a topic, and a topic,
 by publishing one of its messages or dead letters again (messages.py).
@@ -143,7 +143,7 @@ class BrowserSession(NamedTuple):
 
 
 class BrowserSessions:
-    """The logins of all browsers at this process, by their cookies: at most SESSIONS_MAX, each for SESSION_S
+    """The logins of all browsers at this process, by their cookies: at most SESSIONS_MAX, each for BROWSER_SESSION_S
     seconds."""
 
     def __init__(self, clock: Clock) -> None:

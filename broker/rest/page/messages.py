@@ -93,7 +93,7 @@ def parse_form_time(text: str) -> int:
 
 def indent_json(text: str) -> str:
     """Returns the JSON document `text`, indented over several lines. Raises ValueError if `text` is not JSON, or is
-    nested deeper than NESTED_MAX."""
+    nested deeper than JSON_NESTING_MAX."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -244,9 +244,9 @@ async def view_messages(call: RestRequest) -> MessagesView | Response:
 
 
 async def view_newest_messages(call: RestRequest) -> NewestMessagesView:
-    """Returns the newest messages of the topic: at most TAIL_MAX, and fewer if they are large. Stores nothing between
-    two calls, so an open page costs the same for each call, and a closed page costs nothing. Raises HttpError (405) if
-    the topic is partitioned, and the errors of `ask_topic_owner` and `decode_entry`."""
+    """Returns the newest messages of the topic: at most TAIL_MESSAGES_MAX, and fewer if they are large. Stores nothing
+    between two calls, so an open page costs the same for each call, and a closed page costs nothing. Raises HttpError
+    (405) if the topic is partitioned, and the errors of `ask_topic_owner` and `decode_entry`."""
     await call.check_unpartitioned(op.GET_MESSAGE, OPEN_ONE_PARTITION)
     offsets = await ask_topic_owner(call, op.OFFSETS)
     end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
@@ -304,7 +304,8 @@ async def check_produce_permission(call: RestRequest, topic: TopicName, *, audit
 
 async def make_message_views(call: RestRequest, found: list[DecodedMessage], way: str) -> tuple[MessageView, ...]:
     """Returns the messages `found` in the form in which the page shows them. Their payloads together have at most
-    PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads. Raises the errors of `find_allowed_actions`."""
+    SHOWN_PAYLOAD_BYTES_MAX, in equal shares. `way`: the format of the payloads. Raises the errors of
+    `find_allowed_actions`."""
     most = SHOWN_PAYLOAD_BYTES_MAX // max(1, len(found))
     acts = await find_allowed_actions(call, found)
     return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
@@ -383,9 +384,9 @@ def _message(found: DecodedMessage, way: str, most: int, acts: tuple[str, ...]) 
 
 # ----------------------------------------------------------------------------------------------------- search
 async def search_messages(call: RestRequest, asked: dict[str, str]) -> tuple[list[DecodedMessage], SearchProgress]:
-    """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns at most FOUND_MAX
-    messages, the newest first, and the progress of the search. Raises HttpError (400) if a parameter is invalid, and
-    the errors of `ask_topic_owner` and `decode_entry`."""
+    """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns at most
+    FOUND_MESSAGES_MAX messages, the newest first, and the progress of the search. Raises HttpError (400) if a parameter
+    is invalid, and the errors of `ask_topic_owner` and `decode_entry`."""
     times = {f"{each}_ms": parse_form_time(asked[each]) for each in ("since", "until") if asked[each]}
     before = parse_number(call.query.get("before", "") or "0")
     if before is None:

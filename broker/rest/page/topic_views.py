@@ -236,9 +236,9 @@ class LedgersView:
 
 
 async def view_topic(call: RestRequest) -> TopicView:
-    """Returns the content of the page of one topic. Explains at most WHY_MAX subscriptions, each by a request to the
-    topic's owner. Raises TopicNotFound if the topic does not exist; and the errors of `RestRequest.authorize` and
-    `ask_topic_owner`."""
+    """Returns the content of the page of one topic. Explains at most EXPLAINED_SUBSCRIPTIONS_MAX subscriptions, each by
+    a request to the topic's owner. Raises TopicNotFound if the topic does not exist; and the errors of
+    `RestRequest.authorize` and `ask_topic_owner`."""
     name = call.topic.full
     await call.authorize(op.TOPIC_STATS, name=name)
     if partitions := await call.list_partitions():
@@ -424,10 +424,10 @@ async def view_overview(call: RestRequest) -> OverviewView:
 
 
 async def view_landing_page(call: RestRequest) -> LandingView | Response:
-    """Returns the namespaces and topics in which the caller has rights: looks at the first NAMESPACES_MAX namespaces of
-    the first TENANTS_MAX tenants, and returns at most PLACES_MAX names of each sort. If the query names a topic,
-    returns a redirect to its page, which checks the caller's rights itself. Raises InvalidName if the name is invalid,
-    Unavailable if grants cannot be read, and the errors of `RestRequest.call_local`."""
+    """Returns the namespaces and topics in which the caller has rights: looks at the first LANDING_NAMESPACES_MAX
+    namespaces of the first LANDING_TENANTS_MAX tenants, and returns at most LANDING_NAMES_MAX names of each sort. If
+    the query names a topic, returns a redirect to its page, which checks the caller's rights itself. Raises InvalidName
+    if the name is invalid, Unavailable if grants cannot be read, and the errors of `RestRequest.call_local`."""
     if named := call.query.get("topic", "").strip():
         return RedirectResponse(f"/ui/topics/{topic_path(TopicName.parse(named).full)}", 303)
     if of := call.query.get("namespace", ""):
