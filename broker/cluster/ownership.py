@@ -436,8 +436,8 @@ class Ownership:
         )
 
     async def _write_owner(self, path: str, owner: BrokerRecord, version: int) -> bool:
-        """Makes the owner record, in place of the one of that version (NODE_ABSENT: there is none). Returns False if another
-        broker changed the record before, or if it is not known whether the record is written."""
+        """Makes the owner record, in place of the one of that version (NODE_ABSENT: there is none). Returns False if
+        another broker changed the record before, or if it is not known whether the record is written."""
         given = "" if owner.name == self.me.name else self.me.name
         value = encode_record(OwnerRecord(broker=owner.name, endpoint=owner.endpoint, assigned_by=given), path)
         try:

@@ -185,8 +185,8 @@ def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[No
 
 
 async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
-    """Acknowledges the entries of a request in the request's transaction. Raises the errors of
-    `ConsumerSession.ack_in_transaction`."""
+    """Acknowledges the entries of a request in the request's transaction. Raises InvalidRequest if the request is
+    malformed, and the errors of `ConsumerSession.ack_in_transaction`."""
     txn = TxnId.from_numbers(ack.txn.most, ack.txn.least)
     for _ in _check_ack(ack):
         await asyncio.sleep(0)

@@ -31,11 +31,10 @@ raises DamagedKeyIndex.
 
 Rule: an index never hides a message that a search could find. The index covers what a search sees (proto/entry.py
 `decode_for_inspection`): an encrypted batch is one message with the fields of its head, and so is a chunk. A block with
-an entry that cannot be parsed is always a candidate (OPAQUE_BLOCK). A block is HIDDEN_BLOCK if a message in it may match although a
-search at the broker cannot see that: the message is in an encrypted batch, or was sent back to one subscription
-(`REDRIVEN_TO`). `find_candidates` with `hidden=True` returns such blocks, too. It then also ignores conditions on the
-publish time: a message in chunks has the time of its first chunk, which may be in another block.
-
+an entry that cannot be parsed is always a candidate (OPAQUE_BLOCK). A block is HIDDEN_BLOCK if a message in it may
+match although a search at the broker cannot see that: the message is in an encrypted batch, or was sent back to one
+subscription (`REDRIVEN_TO`). `find_candidates` with `hidden=True` returns such blocks, too. It then also ignores
+conditions on the publish time: a message in chunks has the time of its first chunk, which may be in another block.
 Guarding tests: tests/broker/log/test_key_index_core.py.
 """
 

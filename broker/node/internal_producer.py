@@ -68,8 +68,9 @@ class InternalProducer:
         None for an entry whose position is not known. `spread`: any number; it determines the partition of a
         partitioned topic. `schema_version`: the version of the entries' schema; empty: the entries have no schema.
         `written_for`: the topic and incarnation in which the schema has this version; None: `topic`. Raises TimedOut
-        after PUBLISH_TIMEOUT_S seconds, and the error with which the owner of the topic refuses the publish. After any
-        error it is unknown which entries are stored."""
+        after PUBLISH_TIMEOUT_S seconds, SchemaNotFound or TopicNotFound if the schema does not exist any more, the
+        errors of the look-up of the owner, and the error with which the owner of the topic refuses the publish. After
+        any error it is unknown which entries are stored."""
         async with self._room:
             try:
                 async with asyncio.timeout(PUBLISH_TIMEOUT_S):
@@ -163,8 +164,9 @@ class CommittedHalfPublisher:
 
     async def publish(self, txn: TxnId, messages: Sequence[HalfMessage]) -> list[Participant]:
         """Publishes the messages in the transaction `txn`, and waits until all are stored. Returns their topics, each
-        with the number and the last position of its entries. If this call raises, some messages may be stored, and the
-        transaction must not commit."""
+        with the number and the last position of its entries. Raises the errors of `InternalProducer.publish_messages`,
+        and ConnectionLost if the position of an entry is not known. If this call raises, some messages may be stored,
+        and the transaction must not commit."""
         by_topic: dict[str, list[bytes]] = {}
         for topic, entry in messages:
             by_topic.setdefault(topic, []).append(entry)
@@ -274,7 +276,8 @@ class TopicTransactionSettler:
     ) -> list[MagnetarError | None]:
         """Applies the outcomes of transactions to a topic that this broker owns. Returns, for each transaction, None if
         the topic has stored the outcome, else the error (TimedOut after SETTLE_TIMEOUT_S seconds). Raises NotOwner if
-        another broker owns the topic; NotAllowed if the topic does not support transactions."""
+        another broker owns the topic; NotAllowed if the topic does not support transactions; and the other errors of
+        `TopicManager.load_topic`."""
         loaded = await self._load(topic)
         if not isinstance(loaded, TransactionSettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")

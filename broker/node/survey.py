@@ -85,12 +85,12 @@ class MeasuredTopic(NamedTuple):
 
 class LoadedTopicsSurvey(msgspec.Struct, frozen=True):
     """The result of measuring all loaded topics: totals of the broker, totals per namespace (by its name), and the
-    largest topics by each of MEASURES. `at_s`: when the measurement began (monotonic seconds)."""
+    largest topics by each of TOPIC_MEASURES. `at_s`: when the measurement began (monotonic seconds)."""
 
     at_s: float  # of the clock
     total: TopicGroupTotals
     namespaces: Mapping[str, TopicGroupTotals]
-    largest: Mapping[str, tuple[MeasuredTopic, ...]]  # by each of MEASURES, the largest first
+    largest: Mapping[str, tuple[MeasuredTopic, ...]]  # by each of TOPIC_MEASURES, the largest first
     full: tuple[str, ...] = ()  # at most TOP_TOPICS topics that take no publishes, because of their backlog quota
 
     def count_topics(self) -> int:

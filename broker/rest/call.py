@@ -138,7 +138,7 @@ T = TypeVar("T")
 class RestRequest:
     """An HTTP request for administration, as the handler of its route gets it. `names`: the decoded segments of the
     path, by their names in the route; `query`: the parameters; `measure`: writes the metrics page; `meters`: measures
-    rates of producers and consumers."""
+    rates of producers and consumers. `services`: the services of this broker, by name; `context`: the caller."""
 
     broker: TopicManager
     services: Mapping[str, AuthorizedService]
@@ -209,7 +209,8 @@ class RestRequest:
 
     # ------------------------------------------------------------------ the operations
     async def call_local(self, operation: Operation[T], **arguments: object) -> T:
-        """Calls an operation at this broker, with the caller's rights, and returns its answer. Raises the errors of the
+        """Calls an operation at this broker, with the caller's rights, and returns its answer. Raises Unauthorized if
+        the caller may not call it; InvalidRequest if an argument does not fit the request; and the errors of the
         operation, such as NotOwner if another broker owns the topic."""
         handler = self.services[operation.service].value_handlers[operation.name]
         return parse_operation_reply(
@@ -218,7 +219,8 @@ class RestRequest:
 
     async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
         """Raises Unauthorized if the caller may not call the operation with these arguments; InvalidName or
-        InvalidRequest if an argument is invalid; Unavailable if the grants cannot be read."""
+        InvalidRequest if an argument is invalid; Unavailable, or another error of the metadata, if the grants cannot be
+        read."""
         path = f"{operation.service}.{operation.name}"
         await authorize_request(path, make_operation_request(operation, arguments), self.context, self.broker.access)
 
@@ -293,8 +295,8 @@ class RestRequest:
 #     async def tenants(call: RestRequest) -> object: …
 #
 # A handler returns a value for JSON (200), None (204), or a Response. `{topic}` and other names in braces are one
-# segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC matches persistent and
-# non-persistent topics. The OpenAPI document and the table of docs/rest.md are generated from these rows.
+# segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC_PATH matches persistent
+# and non-persistent topics. The OpenAPI document and the table of docs/rest.md are generated from these rows.
 
 
 RestHandler = Callable[["RestRequest"], Awaitable[object]]
@@ -325,8 +327,8 @@ REST_ROUTES: list[RestRoute] = []
 def register_route(
     method: str, path: str, summary: str, *, body: str = "", answer: str = "", busy: int = 409, is_open: bool = False
 ) -> Callable[[H], H]:
-    """Returns a decorator that adds its function to ROUTES, as the handler of one method and path of the REST API. For
-    the other parameters see `RestRoute`."""
+    """Returns a decorator that adds its function to REST_ROUTES, as the handler of one method and path of the REST API.
+    For the other parameters see `RestRoute`."""
 
     def register(handler: H) -> H:
         REST_ROUTES.append(RestRoute(method, path, summary, handler, body, answer, busy, is_open))

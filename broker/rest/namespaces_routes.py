@@ -122,7 +122,7 @@ TENANT_PATH = "/admin/v2/tenants/{tenant}"
 
 
 class TenantInfo(msgspec.Struct):
-    """The JSON body that describes a tenant."""
+    """The JSON body that describes a tenant. None: the body does not say."""
 
     adminRoles: tuple[str, ...] | None = None
     allowedClusters: tuple[str, ...] | None = None

@@ -46,7 +46,7 @@ class BacklogQuota(msgspec.Struct):
 
 
 class Persistence(msgspec.Struct):
-    """The JSON body of Pulsar's persistence policy."""
+    """The JSON body of Pulsar's persistence policy. `managedLedgerMaxMarkDeleteRate` is ignored."""
 
     bookkeeperEnsemble: int
     bookkeeperWriteQuorum: int
@@ -55,7 +55,8 @@ class Persistence(msgspec.Struct):
 
 
 class DispatchRate(msgspec.Struct):
-    """The JSON body of Pulsar's dispatch rate policies."""
+    """The JSON body of Pulsar's dispatch rate policies. Each rate is for a period of `ratePeriodInSecond` seconds; -1:
+    no limit."""
 
     dispatchThrottlingRateInMsg: int = -1
     dispatchThrottlingRateInByte: int = -1
@@ -64,14 +65,15 @@ class DispatchRate(msgspec.Struct):
 
 
 class PublishRate(msgspec.Struct):
-    """The JSON body of Pulsar's publish rate policy."""
+    """The JSON body of Pulsar's publish rate policy. Rates are per second; -1: no limit."""
 
     publishThrottlingRateInMsg: int = -1
     publishThrottlingRateInByte: int = -1
 
 
 class SubscribeRate(msgspec.Struct):
-    """The JSON body of Pulsar's subscribe rate policy."""
+    """The JSON body of Pulsar's subscribe rate policy. The rate is for a period of `ratePeriodInSecond` seconds; -1: no
+    limit."""
 
     subscribeThrottlingRatePerConsumer: int = -1
     ratePeriodInSecond: int = 30
@@ -84,7 +86,8 @@ class AutoSubscription(msgspec.Struct):
 
 
 class AutoTopic(msgspec.Struct):
-    """The JSON body of Pulsar's policy for the automatic creation of topics."""
+    """The JSON body of Pulsar's policy for the automatic creation of topics. `defaultNumPartitions`: only for the type
+    "partitioned"."""
 
     allowAutoTopicCreation: bool
     topicType: Literal["partitioned", "non-partitioned", ""] | None = None
@@ -92,7 +95,8 @@ class AutoTopic(msgspec.Struct):
 
 
 class DelayedDelivery(msgspec.Struct):
-    """The JSON body of Pulsar's delayed delivery policy."""
+    """The JSON body of Pulsar's delayed delivery policy. Both times are in ms; a `maxDeliveryDelayInMillis` of 0: no
+    limit."""
 
     active: bool = True
     tickTime: int = 1000

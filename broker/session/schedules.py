@@ -248,8 +248,8 @@ def _progress_path(topic: TopicName, name: str) -> str:
 async def _read_progress(
     broker: TopicManager, topic: TopicName, schedule: Schedule
 ) -> tuple[ScheduleProgressRecord, int, bool]:
-    """Returns how far the schedule has come, the version of the record at its path (NODE_ABSENT: there is none), and whether
-    that is not its own record: none was stored yet, or it was deleted with the schedule."""
+    """Returns how far the schedule has come, the version of the record at its path (NODE_ABSENT: there is none), and
+    whether that is not its own record: none was stored yet, or it was deleted with the schedule."""
     found = await get_record(broker.metadata, _progress_path(topic, schedule.name), ScheduleProgressRecord)
     if found is not None and found[0].id == schedule.id:
         return *found, False

@@ -136,8 +136,8 @@ def _hex_text(payload: bytes) -> str:
 class MessageView:
     """A stored message as the page shows it. `index`: its index in the topic; `published_ms`: when it was published (ms
     since the epoch); `size`: the bytes of its payload; `way`: the format of the text `payload`. `cut`: whether
-    `payload` is only the beginning of the message's payload. `acts`: what the caller may do with the message (RESEND,
-    REDRIVE)."""
+    `payload` is only the beginning of the message's payload. `acts`: what the caller may do with the message
+    (RESEND_ACTION, REDRIVE_ACTION)."""
 
     id: str  # LEDGER:ENTRY, of a batch with :INDEX
     index: int
@@ -149,7 +149,7 @@ class MessageView:
     way: str
     payload: str
     cut: bool
-    acts: tuple[str, ...] = ()  # RESEND, REDRIVE: what the caller may do with it
+    acts: tuple[str, ...] = ()  # RESEND_ACTION, REDRIVE_ACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +271,9 @@ def find_dead_letter_source(message: DecodedMessage, here: TopicName) -> TopicNa
 
 
 async def find_allowed_actions(call: RestRequest, messages: Sequence[DecodedMessage]) -> list[tuple[str, ...]]:
-    """Returns, for each message, the actions that the caller may do with it: RESEND (publish it again), REDRIVE (send a
-    dead letter back to the topic from which it came). Raises Unavailable if the caller's grants cannot be read."""
+    """Returns, for each message, the actions that the caller may do with it: RESEND_ACTION (publish it again),
+    REDRIVE_ACTION (send a dead letter back to the topic from which it came). Raises Unavailable, or another error of
+    the metadata, if the caller's grants cannot be read."""
     may = dict[TopicName, bool]()
     for target in (call.topic, *(find_dead_letter_source(each, call.topic) for each in messages)):
         if target is not None and target not in may:
@@ -294,8 +295,8 @@ async def _may_produce(call: RestRequest, topic: TopicName) -> bool:
 
 
 async def check_produce_permission(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
-    """Raises Unauthorized if the caller may not publish to the topic, Unavailable if its grants cannot be read.
-    `audited`: whether a refusal is written to the audit log."""
+    """Raises Unauthorized if the caller may not publish to the topic, Unavailable, or another error of the metadata, if
+    its grants cannot be read. `audited`: whether a refusal is written to the audit log."""
     context = call.context
     await call.broker.access.check_permission(
         context.principal, Permission.PRODUCE, topic=topic, peer=context.peer, audited=audited
@@ -414,7 +415,7 @@ async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Decode
 #
 #     plan = await plan_resend(call, act, id, once)    the message and its target; raises if a copy cannot be correct
 #     plan.preview                                     a text for the user: "This would …"
-#     outcome = await publish_again(call, plan)        publishes and confirms it, and writes to the audit log
+#     outcome = await resend_message(call, plan)       publishes and confirms it, and writes to the audit log
 #
 # The copy is what its consumers got: payload, key, ordering key, event time, properties and schema, at the end of the
 # topic, in the partition where it was. It is a message of its own: a new id and time, no transaction, no delay. The
@@ -436,9 +437,9 @@ async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Decode
 
 @dataclass(frozen=True, slots=True)
 class ResendPlan:
-    """A message that would be published again, and the topic to which (`target`). `act`: RESEND or REDRIVE; `id`: the
-    id of the original; `client_part`: the entry to publish; `once`: the text that identifies the plan; `preview`: a
-    text for the user that says what publishing would do."""
+    """A message that would be published again, and the topic to which (`target`). `act`: RESEND_ACTION or
+    REDRIVE_ACTION; `id`: the id of the original; `client_part`: the entry to publish; `once`: the text that identifies
+    the plan; `preview`: a text for the user that says what publishing would do."""
 
     act: str
     id: str
@@ -463,11 +464,11 @@ class ResendResult:
 
 
 async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> ResendPlan:
-    """Prepares to publish the message `id_` again, and returns the plan; publishes nothing. `act`: RESEND (to the same
-    topic) or REDRIVE (a dead letter back to the topic from which it came). `once`: a text that is different for each
-    plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound if there is no such
-    message; Unauthorized if the caller may not consume the one topic, or publish to the other; and the errors of
-    `ask_topic_owner` and `decode_entry`."""
+    """Prepares to publish the message `id_` again, and returns the plan; publishes nothing. `act`: RESEND_ACTION (to
+    the same topic) or REDRIVE_ACTION (a dead letter back to the topic from which it came). `once`: a text that is
+    different for each plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound if
+    there is no such message; Unauthorized if the caller may not consume the one topic, or publish to the other; and the
+    errors of `ask_topic_owner` and `decode_entry`."""
     if act not in (RESEND_ACTION, REDRIVE_ACTION):
         raise HttpError(f"an action is {RESEND_ACTION} or {REDRIVE_ACTION}")
     await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")
@@ -545,8 +546,9 @@ def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, t
 
 async def resend_message(call: RestRequest, plan: ResendPlan) -> ResendResult:
     """Publishes the message of the plan, writes this to the audit log, and returns when the message is confirmed.
-    Raises IncompatibleSchema if the topic refuses its schema, and the errors of a producer. After TimedOut or
-    ConnectionLost it is unknown whether the message was published."""
+    Raises IncompatibleSchema if the topic refuses its schema, and the other errors of
+    `InternalProducer.publish_messages`. After TimedOut or ConnectionLost it is unknown whether the message was
+    published."""
     broker, context, result, new = call.broker, call.context, "done", ""
     try:
         (place,) = await broker.internal_producer.publish_messages(

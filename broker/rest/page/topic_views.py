@@ -95,8 +95,8 @@ def percent(share: float) -> str:
 
 
 def age(since_ms: int, now_ms: int) -> str:
-    """Returns the time from `since_ms` to `now_ms` as text, in the largest fitting unit: "3 h". Returns "–" if
-    `since_ms` is 0, which means that there is no such time."""
+    """Returns the time from `since_ms` to `now_ms` (ms since the epoch) as text, in the largest fitting unit: "3 h".
+    Returns "–" if `since_ms` is 0, which means that there is no such time."""
     if not since_ms:
         return "–"
     seconds = max(0, now_ms - since_ms) // 1000
@@ -275,8 +275,8 @@ async def view_subscription(call: RestRequest) -> SubscriptionView:
 
 
 async def view_ledgers(call: RestRequest) -> LedgersView:
-    """Returns the content of one page with up to LEDGERS ledgers of a topic, after the ledger id in the query parameter
-    `after`. Raises HttpError (405) if the topic is partitioned, and the errors of `ask_topic_owner`."""
+    """Returns the content of one page with up to LEDGERS_PER_PAGE ledgers of a topic, after the ledger id in the query
+    parameter `after`. Raises HttpError (405) if the topic is partitioned, and the errors of `ask_topic_owner`."""
     await call.check_unpartitioned(op.DESCRIBE_LEDGERS, OPEN_ONE_PARTITION)
     after = parse_number(call.query.get("after", "0")) or 0
     found = await ask_topic_owner(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS_PER_PAGE)
@@ -300,8 +300,8 @@ LANDING_NAMES_MAX = 200
 @dataclass(frozen=True, slots=True)
 class OverviewView:
     """The content of the start page: sums over the brokers of the cluster, and the alarms. `worst`: the topics with the
-    largest backlogs, `busiest`: those with the most traffic; at most ROWS of each. Rates are messages per second,
-    throughputs bytes per second."""
+    largest backlogs, `busiest`: those with the most traffic; at most TOP_TOPICS_SHOWN of each. Rates are messages per
+    second, throughputs bytes per second."""
 
     topics: int
     subscriptions: int
@@ -532,16 +532,16 @@ async def _ask_bookies(call: RestRequest, verb: str, **options: object) -> dict[
 
 
 async def view_repair(call: RestRequest) -> RepairView:
-    """Returns the content of the page about auto-recovery, with at most MARKS ledgers that lack copies. Raises
-    Unavailable if no bookie answers."""
+    """Returns the content of the page about auto-recovery, with at most REPAIR_MARKS_SHOWN ledgers that lack copies.
+    Raises Unavailable if no bookie answers, and the errors of `RestRequest.call_local`."""
     status = await _ask_bookies(call, "repair-status")
     found = await _ask_bookies(call, "under-replicated", limit=REPAIR_MARKS_SHOWN)
     return RepairView(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
 
 
 async def view_metadata(call: RestRequest) -> MetadataNode:
-    """Returns the metadata node that the query parameter `path` names, with at most CHILDREN children after the name
-    `after`. Raises the errors of `RestRequest.call_local`."""
+    """Returns the metadata node that the query parameter `path` names, with at most METADATA_CHILDREN_SHOWN children
+    after the name `after`. Raises the errors of `RestRequest.call_local`."""
     path, after = call.query.get("path", ""), call.query.get("after", "")
     return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=METADATA_CHILDREN_SHOWN)
 
