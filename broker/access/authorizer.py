@@ -390,13 +390,13 @@ class AccessGrants:
 
     async def read_grants_record(self, name: NamespaceName) -> GrantsRecord:
         """Reads the record with the grants of a namespace from the metadata, past the cache, and returns it. Returns an
-        empty record if there is none."""
+        empty record if there is none. Raises the errors of the metadata."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
         return GrantsRecord() if found is None else found[0]
 
     async def read_administrators(self, tenant: str) -> frozenset[str]:
         """Reads the administrators of the tenant from the metadata, past the cache, and returns their roles. Returns an
-        empty set if the tenant does not exist."""
+        empty set if the tenant does not exist. Raises the errors of the metadata."""
         found = await get_record(self._metadata, paths.tenant(tenant), TenantRecord)
         return frozenset(found[0].admin_roles) if found is not None else frozenset()
 
@@ -417,7 +417,7 @@ class AccessGrants:
         """Deletes the grants of a topic; does nothing if it has none. Must be called before the topic's record is
         deleted, so that a later topic of the same name does not inherit the grants. Raises BadVersion if a check in
         `still` fails, because the name belongs to another topic by now; Unavailable if the grants of the namespace were
-        changed during each of GRANT_CHANGE_ATTEMPTS_MAX attempts."""
+        changed during each of GRANT_CHANGE_ATTEMPTS_MAX attempts. Raises the errors of the metadata, too."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(GRANT_CHANGE_ATTEMPTS_MAX):

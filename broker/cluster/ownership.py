@@ -299,14 +299,14 @@ class Ownership:
 
     async def store_draining(self, draining: bool) -> None:
         """Stores in the registration of this broker whether it drains. Writes nothing if the registration says so
-        already."""
+        already. Raises the errors of the metadata."""
         async with self._registering:
             if self.me.draining != draining:
                 await self._register(msgspec.structs.replace(self.me, draining=draining))
 
     async def report_load(self, busy_percent: int) -> None:
         """Stores the load of this broker in its registration, if it differs enough from the stored load.
-        `busy_percent`: the share of one processor core that the broker uses."""
+        `busy_percent`: the share of one processor core that the broker uses. Raises the errors of the metadata."""
         async with self._registering:
             load = BrokerLoadReport(busy_percent, len(self._owned))
             if load.differs_enough_to_report(self.me):
@@ -335,7 +335,7 @@ class Ownership:
         or assigns it to another broker of its group. `opens`: a client wants to open the topic here. If the owner
         drains, it has probably sent the client to this broker, so this call then waits up to BUNDLE_MOVE_WAIT_S until
         the bundle has a new owner. Raises Unavailable if the owner is shutting down, or the owner record keeps
-        changing."""
+        changing. Raises the errors of the metadata, too."""
         path = self.owner_record_path(topic, policies)
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
@@ -418,7 +418,7 @@ class Ownership:
 
     async def choose_next_owner(self, path: str, *, others: bool = False) -> BrokerRecord | None:
         """Returns the broker of the group that should own the object whose owner record is at `path`; None if no broker
-        may own it. `others` True: this broker is not chosen."""
+        may own it. `others` True: this broker is not chosen. Raises the errors of the metadata."""
         group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
@@ -429,7 +429,7 @@ class Ownership:
 
     async def has_other_brokers_in_group(self) -> bool:
         """Returns True if another broker of the group is registered and does not drain, so that it may get the bundles
-        of this broker."""
+        of this broker. Raises the errors of the metadata."""
         return any(
             each.group == self.me.group and each.name != self.me.name and not each.draining
             for each in await list_brokers(self._store)
@@ -459,8 +459,8 @@ class Ownership:
 
     async def reclaim_bundles(self) -> None:
         """Takes the bundles of this broker again, in a new metadata session. A bundle that another broker owns by now
-        is given up. Raises Unavailable if the owner record of a bundle keeps changing. After any error the caller must
-        repeat the call."""
+        is given up. Raises Unavailable if the owner record of a bundle keeps changing, and the errors of the metadata.
+        After any error the caller must repeat the call."""
         for path in list(self._owned):
             if not await self._reclaim_path(path):
                 del self._owned[path]
@@ -494,7 +494,8 @@ class Ownership:
         """Gives up one bundle: from now on none of its topics is loaded at this broker. Calls `unload`, which closes
         the loaded topics, and then deletes the owner record, so that another broker can own the bundle. If `unload`
         raises, the error is raised, and the bundle stays this broker's unless another broker has taken it. Runs to its
-        end even if the caller is cancelled. Meanwhile, look-ups of its topics at this broker wait."""
+        end even if the caller is cancelled. Meanwhile, look-ups of its topics at this broker wait. Raises the errors of
+        the metadata, too."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await run_to_end(self._release(path, unload))
 
@@ -529,7 +530,7 @@ class Ownership:
         """Gives one bundle to the broker `heir`, in the order of steps at the head of this module. `unload`: a function
         that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled. Returns False, and
         does nothing, if this broker has given the bundle up meanwhile. Raises the error of `unload`; then the bundle
-        stays this broker's unless another broker has taken it."""
+        stays this broker's unless another broker has taken it. Raises the errors of the metadata, too."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
             if path not in self._owned:
                 return False
@@ -550,7 +551,7 @@ class Ownership:
 
     async def close(self) -> None:
         """Gives up every bundle and deletes the registration of this broker. The caller must have unloaded all topics
-        before."""
+        before. Raises the errors of the metadata."""
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()

@@ -139,7 +139,7 @@ class ManagedLedgerRecord:
 
     async def read_record(self) -> TopicRecord:
         """Reads the topic's record from the metadata and returns it. Raises TopicNotFound if there is no record;
-        DataLost if it is damaged."""
+        DataLost if it is damaged. Raises the errors of the metadata, too."""
         node = await self.store.get(self._path)
         if node is None:
             raise TopicNotFound(f"topic {self.topic} does not exist", topic=self.topic)
@@ -152,7 +152,7 @@ class ManagedLedgerRecord:
 
     async def is_current(self) -> bool:
         """Reads the record from the metadata. Returns True if it is still the one that this broker has last read or
-        written."""
+        written. Raises the errors of the metadata."""
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 

@@ -371,7 +371,7 @@ class TopicManager:
 
     def suspend_ownership(self) -> None:
         """Called when the metadata session is lost. This broker continues to serve its topics, but claims no new ones
-        until `resume_ownership` ends."""
+        until `resume_ownership` ends. Raises Unavailable without an ownership session."""
         session = self._open()
         session.settled = False
         session.metadata.suspend()
@@ -474,7 +474,7 @@ class TopicManager:
     async def apply_drain_order(self) -> None:
         """Called periodically. If the metadata contains an operator's order to drain this broker, drains this broker,
         and tries again to move bundles that could not be moved before. Ends the drain if the order was removed. An
-        order also applies after a restart."""
+        order also applies after a restart. Raises the errors of the metadata."""
         session = self._session
         if session is None or not session.settled:
             return
@@ -505,7 +505,8 @@ class TopicManager:
         )
 
     async def end_drain(self) -> None:
-        """Registers this broker as not draining, so that it may get bundles again."""
+        """Registers this broker as not draining, so that it may get bundles again. Raises Unavailable without an
+        ownership session, and the errors of the metadata."""
         await self._open().ownership.store_draining(False)
         self._moved.clear()
 
@@ -612,7 +613,7 @@ class TopicManager:
     async def report_load(self, busy_percent: int) -> None:
         """Stores the current load of this broker in the metadata, if it has changed enough. Bundles are distributed
         over the brokers by these loads (broker/cluster/bundles_core.py). `busy_percent`: the share of one processor
-        core that the broker uses. Does nothing without a session or a group."""
+        core that the broker uses. Does nothing without a session or a group. Raises the errors of the metadata."""
         session = self._session
         if session is not None and session.settled and self.config.share_group:
             await session.ownership.report_load(busy_percent)
@@ -623,7 +624,8 @@ class TopicManager:
         return self._session.ownership.me if self._session is not None else None
 
     async def list_brokers(self) -> list[BrokerRecord]:
-        """Returns the records of the registered brokers."""
+        """Returns the records of the registered brokers. Raises Unavailable without an ownership session, and the
+        errors of the metadata."""
         return await list_brokers(self._open().metadata)
 
     async def read_brokers_and_bookies(self) -> RegisteredServers:
@@ -634,7 +636,8 @@ class TopicManager:
 
     async def update_dead_broker_records(self) -> None:
         """Called periodically, if there is a session: stores when this broker last saw brokers that have died, and
-        deletes old records of them (`LastReadServerLists.update_last_seen_records`)."""
+        deletes old records of them (`LastReadServerLists.update_last_seen_records`). Raises the errors of the metadata.
+        """
         session = self._session
         if session is not None and session.settled:
             await self.members.update_last_seen_records(session.metadata)
@@ -646,7 +649,8 @@ class TopicManager:
         return self._open().metadata
 
     async def list_bookies(self) -> list[BookieRecord]:
-        """Returns the records of the registered bookies."""
+        """Returns the records of the registered bookies. Raises Unavailable without an ownership session, and the
+        errors of the metadata."""
         return await list_bookies(self._open().metadata)
 
     @property
@@ -670,7 +674,7 @@ class TopicManager:
         namespace allows that. `publishes`: the caller is a producer: the load has priority over loads for consumers,
         and the first ledger may be created early. Raises NotOwner if another broker serves the topic (its field `owner`
         is the endpoint); TenantNotFound or NamespaceNotFound if its namespace does not exist; TopicNotFound,
-        NotAllowed, DataLost or Unavailable if the topic cannot be loaded."""
+        NotAllowed, DataLost or Unavailable if the topic cannot be loaded. Raises the errors of the metadata, too."""
         found = self.loaded.get(name.full)
         if found is not None:
             return found
@@ -796,7 +800,7 @@ class TopicManager:
     async def sum_traffic_by_bundle(self) -> dict[str, TopicGroupTotals]:
         """Returns the number, the producers and consumers, and the rates of the loaded topics of each bundle that this
         broker owns, by the path of its owner record. All other fields of the totals are 0. The rates are those of the
-        last survey."""
+        last survey. Raises Unavailable without an ownership session."""
         turns = EventLoopSlices(self.world.clock)
         ownership = self._open().ownership
         found = {path: TopicGroupTotals() for path in ownership.owner_record_paths if paths.parse_bundle_owner(path)}
@@ -817,7 +821,7 @@ class TopicManager:
 
     def measure_owned_s(self, path: str) -> float:
         """Returns for how many seconds this broker has owned the bundle whose owner record is at `path`. Returns 0.0 if
-        it does not own it."""
+        it does not own it. Raises Unavailable without an ownership session."""
         return self._open().ownership.measure_owned_s(path)
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
