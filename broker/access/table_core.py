@@ -107,9 +107,9 @@ def why_right_denied(
     *,
     wildcards: bool = False,
 ) -> str:
-    """Returns the reason why the role does not have the right; "" if the role has the right. `topic`: the full name of
-    a topic without partition; "": the right is needed at the namespace. `wildcards`: whether the roles in grants may
-    contain `*`."""
+    """Returns the reason why the role does not have the right; "" if the role has the right. `rights`: the grants of
+    the namespace; `topic`: the full name of a topic without partition; "": the right is needed at the namespace.
+    `wildcards`: whether the roles in grants may contain `*`."""
     if not role:
         return "it has no role"
     if role in rights.admins:

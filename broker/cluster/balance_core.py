@@ -208,8 +208,8 @@ class Balancer:
         self._brokers.pop(name, None)
 
     def end_move(self, path: str, moved: bool, now_s: float) -> None:
-        """Takes the outcome of a move that `plan_moves` has returned. A bundle whose move failed rests, too. `moved`:
-        False if the move failed."""
+        """Takes the outcome of a move that `plan_moves` has returned, of the bundle with the owner record at `path`. A
+        bundle whose move failed rests, too. `moved`: False if the move failed."""
         begun = self._moving.pop(path)
         self._rest(path, now_s)
         for broker, name, points in (

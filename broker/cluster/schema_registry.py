@@ -140,9 +140,9 @@ class SchemaRegistry:
     async def register_producer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaPolicies, user: str
     ) -> int | None:
-        """Registers a producer's schema for the topic and returns its version; returns None if the producer has no
-        schema. Raises IncompatibleSchema if the topic's policy forbids the schema, or demands one; else the errors of
-        `register_schema`. Raises the errors of the metadata, too."""
+        """Registers a producer's schema `info` for the topic, as `register_schema` does, and returns its version;
+        returns None if the producer has no schema. Raises IncompatibleSchema if the topic's policy forbids the schema,
+        or demands one; else the errors of `register_schema`. Raises the errors of the metadata, too."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register_schema(topic, info, rules, user=user)
         if rules.enforced and _live((await self._last_list(topic))[0]):
@@ -152,11 +152,11 @@ class SchemaRegistry:
     async def check_consumer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaPolicies, user: str, *, idle: bool
     ) -> None:
-        """Checks that a consumer with its schema can read the topic's messages. `idle`: the topic has no messages and
-        no producers; if an idle topic has no schema, the consumer's schema is registered for it. Raises
-        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid;
-        NotAllowed if there are too many bytes to compare; and the errors of `register_schema` if it is registered.
-        Raises the errors of the metadata, too."""
+        """Checks that a consumer with the schema `info` (None: it has none, which is accepted) can read the topic's
+        messages. `rules`: the policies of the topic. `idle`: the topic has no messages and no producers; if an idle
+        topic has no schema, the consumer's schema is registered for it. Raises IncompatibleSchema if the consumer
+        cannot read the messages, InvalidSchema if its schema is not valid; NotAllowed if there are too many bytes to
+        compare; and the errors of `register_schema` if it is registered. Raises the errors of the metadata, too."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -180,12 +180,12 @@ class SchemaRegistry:
     async def register_schema(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaPolicies, *, user: str, by_hand: bool = False
     ) -> int:
-        """Registers a schema for the topic, and returns its version; if an equal schema is registered already, returns
-        the version of that. `user`: the role that is stored with it; `by_hand`: an operator registers the schema, which
-        is allowed even where producers may not register schemas. Raises IncompatibleSchema if the policies forbid it;
-        InvalidSchema if it is not valid; NotAllowed if the topic has SCHEMA_VERSIONS_MAX versions, or there are too
-        many bytes to compare; OutcomeUnknown if it may be registered after REGISTER_ATTEMPTS_MAX attempts. Raises the
-        errors of the metadata, too."""
+        """Registers the schema `info` for the topic, under the policies `rules`, and returns its version; if an equal
+        schema is registered already, returns the version of that. `user`: the role that is stored with it; `by_hand`:
+        an operator registers the schema, which is allowed even where producers may not register schemas. Raises
+        IncompatibleSchema if the policies forbid it; InvalidSchema if it is not valid; NotAllowed if the topic has
+        SCHEMA_VERSIONS_MAX versions, or there are too many bytes to compare; OutcomeUnknown if it may be registered
+        after REGISTER_ATTEMPTS_MAX attempts. Raises the errors of the metadata, too."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(REGISTER_ATTEMPTS_MAX):

@@ -105,8 +105,8 @@ class TransactionCoordinatorsPort(Protocol):
     def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Makes the topic with the full name `topic` a participant of the transaction without waiting, and returns
         True. Returns False if that is not possible: the coordinator is in another process, the transaction belongs to
-        another role, or it is ending. The caller should then await `join_transaction`, which waits or raises the
-        reason."""
+        another role, or it is ending. `owner`: as in `join_transaction`. The caller should then await
+        `join_transaction`, which waits or raises the reason."""
         ...
 
     async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:

@@ -180,8 +180,8 @@ def _position(given: wire.Position | wire.MessageId) -> Position:
 
 
 def to_wire_delivery(shown: EntryWithHiddenMessages) -> wire.Delivery:
-    """Returns the entry as a wire message of type Delivery. Its `acked_batch_indexes` are the batch indexes of the
-    messages that the caller must not see."""
+    """Returns the entry `shown` as a wire message of type Delivery. Its `acked_batch_indexes` are the batch indexes of
+    the messages that the caller must not see."""
     ledger_id, entry_id = shown.entry.position
     return wire.Delivery(
         ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden

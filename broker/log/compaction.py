@@ -243,7 +243,8 @@ class CompactedReader:
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Returns entries from `position` on: up to the horizon the surviving ones, after the horizon the entries of
         the log. Returns no entries if no entry at or after `position` survives, and the log has none after the horizon.
-        Raises the errors of reading the log."""
+        About `bytes_max` bytes, at least one entry; `last_entry` counts only if `position` is after the horizon. Raises
+        the errors of reading the log."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)

@@ -106,8 +106,9 @@ def hash_name(name: str) -> int:
 # ----------------------------------------------------------------------------------------------------- one entry
 class EntryDescription(NamedTuple):
     """The facts of one entry that the index stores. `end_index`: the index after its last message; -1: the entry cannot
-    be parsed. Times are in ms since the epoch; `event_low` above `event_high`: no message has an event time. `hashes`:
-    of the keys, and of the properties if they are indexed; `flags`: OPAQUE_BLOCK and HIDDEN_BLOCK, or-ed."""
+    be parsed. `publish_ms`: its publish time. Times are in ms since the epoch; `event_low` above `event_high`: no
+    message has an event time. `hashes`: of the keys, and of the properties if they are indexed; `flags`: OPAQUE_BLOCK
+    and HIDDEN_BLOCK, or-ed."""
 
     end_index: int
     publish_ms: int
@@ -204,8 +205,8 @@ class KeyIndexBuilder:
         return self._postings >= POSTINGS_PER_SEGMENT_MAX
 
     def add(self, entry_id: int, size: int, entry: EntryDescription) -> None:
-        """Adds the next entry of the ledger. `size`: its bytes; `entry`: its description. A block with more than
-        BLOCK_HASHES_MAX hashes is marked OPAQUE_BLOCK, so that every search reads it."""
+        """Adds the next entry of the ledger, which has the id `entry_id`. `size`: its bytes; `entry`: its description.
+        A block with more than BLOCK_HASHES_MAX hashes is marked OPAQUE_BLOCK, so that every search reads it."""
         block = self._block
         if block is None:
             block = self._block = EntryRun(
@@ -334,7 +335,7 @@ class KeyIndex:
         return [first + (value >> 32 - bits) for first, bits in self._segments]
 
     def list_hashes(self, expression: FilterNode) -> set[int]:
-        """Returns the hashes for which `find_candidates` needs the postings."""
+        """Returns the hashes whose postings `find_candidates` needs for `expression`."""
         asked = set[int]()
 
         def note(value: int) -> BitMap:

@@ -228,8 +228,8 @@ class CommittedReader:
         return self._log.get(position) if self._shape.has_visible_entry(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Returns committed entries of one ledger from `position` on, at least one. Raises InvalidRequest if no
-        committed entry is at `position`."""
+        """Returns committed entries of one ledger from `position` on, at least one: up to the entry id `last_entry`,
+        about `bytes_max` bytes. Raises InvalidRequest if no committed entry is at `position`."""
         self._check(position)
         stable = self._shape.stable_position
         if position[0] == stable[0]:

@@ -105,8 +105,8 @@ class LogShape:
             follower.remove(ledger_id)
 
     def set_skipped_lost_ranges(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """Sets the ranges of lost entries (first and last entry id) that an operator has skipped, by ledger: consumers
-        continue after these entries. From now on no new message gets an index below `least_index`."""
+        """Sets the ranges of lost entries (`holes`: first and last entry id) that an operator has skipped, by ledger:
+        consumers continue after these entries. From now on no new message gets an index below `least_index`."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.set_skipped_lost_ranges(holes, least_index)
@@ -176,8 +176,8 @@ class LogShape:
 
     @property
     def end_index(self) -> int:
-        """Returns the index after the last confirmed message that readers see, which is also the number of messages
-        ever stored."""
+        """Returns the index after the last confirmed message that readers see. That is the number of messages ever
+        stored, unless indexes were left out for lost messages."""
         return max(self.tail_span.end_index, self._least_index) if self._ids else self._least_index
 
     def count_messages_from(self, index: int) -> int:
@@ -524,7 +524,8 @@ def list_reasons_to_keep_ledgers(
 def find_trimmable_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> list[int]:
-    """Returns the ids of the ledgers that may be deleted now, as `list_reasons_to_keep_ledgers` decides."""
+    """Returns the ids of the ledgers that may be deleted now, as `list_reasons_to_keep_ledgers`, with the same
+    arguments, decides."""
     kept = list_reasons_to_keep_ledgers(shape, holders, retention, now_ms, unread)
     return [ledger for ledger, stays in kept if stays is None]
 
@@ -532,7 +533,8 @@ def find_trimmable_ledgers(
 def may_trim_last_ledger(
     last: LedgerSpan, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> bool:
-    """Returns True if the last ledger may be deleted as soon as another ledger follows it. It must be closed."""
+    """Returns True if the last ledger, with the span `last`, may be deleted as soon as another ledger follows it. It
+    must be closed. The other arguments are those of `list_reasons_to_keep_ledgers`."""
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
 
 
@@ -590,7 +592,9 @@ def get_allowed_striping_reduction(*, degraded_writes: bool) -> StripingReductio
 
 def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
     """Returns the risks of a ledger with these quorums, each as one sentence for users; [] if there are none.
-    `bookies`: the number of bookies that are writable now."""
+    `ensemble`: the number of bookies of the ledger; `write_quorum`: that of the copies of an entry; `ack_quorum`: that
+    of the copies that must be synced before an entry is confirmed; `bookies`: the number of bookies that are writable
+    now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")

@@ -345,8 +345,8 @@ class ManagedLedger:
     ) -> tuple[LedgerWriter, list[int]]:
         """Adds a ledger as `add_ledger` does. Retries until that succeeds, or until the deadline of the caller cancels
         it. Calls `on_ledger_delayed` with the reason every WAIT_REPORT_INTERVAL_S seconds. `draft`: the record of the
-        ledger; None: a new record. Raises TopicFenced if another broker owns the topic, and any other error that
-        retrying cannot help.
+        ledger; None: a new record. The other arguments are those of `add_ledger`. Raises TopicFenced if another broker
+        owns the topic, and any other error that retrying cannot help.
 
         After an attempt whose outcome is unknown, the next attempt uses the same record, so that it finds its own
         ledger in the list.
@@ -392,7 +392,8 @@ class ManagedLedger:
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def apply_added_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """Called after `add_ledger`: adds the new ledger to the shape, and removes and deletes the ledgers `empty`."""
+        """Called after `add_ledger`: adds the new ledger of `writer` to the shape, with `end_index` as the index of its
+        first message, and removes and deletes the ledgers `empty`."""
         self._discard_ledgers(empty)
         self.shape.add(LedgerSpan(writer.ledger_id, end_index, open=True))
         self.reader.add_writer(writer)
@@ -426,8 +427,8 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def make_closed_ledger_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
-        """Returns the row for the list of ledgers which says that the last ledger is closed at the entry
-        `last_entry`."""
+        """Returns the row for the list of ledgers which says that the last ledger is closed at the entry `last_entry`;
+        `end_index` is the index after its last message."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail_span.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
@@ -445,8 +446,9 @@ class ManagedLedger:
         self.reader.discard(ended.ledger_id)
 
     async def commit_closed_last_ledger(self, ended: TopicLedger, *, terminated: bool | None) -> None:
-        """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger. Raises
-        the errors of `ManagedLedgerRecord.change_record`."""
+        """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger; with
+        `terminated` True, also that the topic is terminated (None: that does not change). Raises the errors of
+        `ManagedLedgerRecord.change_record`."""
         await self.listed.change_record([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:

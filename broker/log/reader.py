@@ -324,10 +324,9 @@ class ReadMemoryBudget:
         return self.held + self.under_way
 
     def choose_read_size(self, wanted: int) -> int:
-        """Returns how many bytes a subscription should read at once: `wanted`, or a half, a quarter, … of it; halving
-        stops at CHUNK_BYTES_MIN. The memory limit then has room for two and a half such reads of each subscription.
-        (The steps are coarse, so that the reads of several subscriptions at the same position are equal, and can be
-        shared.)"""
+        """Returns how many bytes a subscription should read at once: `wanted`, halved until the memory limit has room
+        for two and a half such reads of each subscription, or the size is at most CHUNK_BYTES_MIN. (The steps are
+        coarse, so that the reads of several subscriptions at the same position are equal, and can be shared.)"""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2

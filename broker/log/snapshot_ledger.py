@@ -271,8 +271,8 @@ class SnapshotLedger(Generic[P]):
 
 
 async def append_and_wait(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Appends entries to a ledger, and waits until all are stored. Raises the error of an entry that is not stored; the
-    other entries may be stored then."""
+    """Appends entries to the ledger of `writer`, and waits until all are stored. Raises the error of an entry that is
+    not stored; the other entries may be stored then."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

@@ -296,9 +296,9 @@ class TopicManager:
         self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
         """Begins an ownership session: creates the default namespace if it is missing, and registers this broker, with
-        its addresses, in the metadata. From then on clients find this broker, and it can own topics. `pulsar`: the URLs
-        for Pulsar clients, by listener; `http`: the URL for HTTP, "" if there is none. Raises the errors of the
-        metadata; no session has begun then."""
+        its addresses, in the metadata. From then on clients find this broker, and it can own topics. `endpoint`: its
+        address (HOST:PORT) for gRPC; `pulsar`: the URLs for Pulsar clients, by listener; `http`: the URL for HTTP, ""
+        if there is none. Raises the errors of the metadata; no session has begun then."""
         self.endpoint = endpoint
         self._moved.clear()
         self._ordered_to_drain = await self._is_ordered_to_drain(metadata)
@@ -880,8 +880,8 @@ class TopicManager:
 
     async def check_topic_deletable(self, name: TopicName, *, force: bool) -> int:
         """Raises the error that `delete_topic` would raise now, such as Busy, TransactionsOpen, NotOwner or
-        TopicNotFound. Otherwise returns the incarnation of the topic that `delete_topic` would delete. Changes
-        nothing."""
+        TopicNotFound. Otherwise returns the incarnation of the topic that `delete_topic` would delete. Changes nothing,
+        but loads the topic."""
         topic = await self.load_topic(name, create=False)
         await topic.check_delete(force=force)
         return topic.incarnation

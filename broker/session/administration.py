@@ -489,9 +489,9 @@ class Administration:
             await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
-        """Returns the incarnation of the topic that `delete_topic` would delete now; 0 if it is not known. Raises the
-        error that `delete_topic` would raise now for this topic. The partitions of a partitioned topic are not
-        checked."""
+        """`force`: as in `delete_topic`. Returns the incarnation of the topic that `delete_topic` would delete now; 0
+        if it is not known. Raises the error that `delete_topic` would raise now for this topic. The partitions of a
+        partitioned topic are not checked."""
         if (partitioned := await self._partitioned(topic)) is not None:
             return partitioned.created_ms
         owner = await self._broker.find_owner(topic)

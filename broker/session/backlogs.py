@@ -99,9 +99,10 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
 
 
 async def find_cursor_start(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """Returns the same as `compute_cursor_start`, adapted to the entry that is stored: reads the entry if some of its
-    messages count as acknowledged. If these are all of its messages, the mark is this entry itself. If compaction has
-    removed the entry, none of its messages counts as acknowledged. Raises the errors of reading the log."""
+    """Returns the same as `compute_cursor_start` for `start` and `inclusive`, adapted to the entry that is stored:
+    reads the entry if some of its messages count as acknowledged. If these are all of its messages, the mark is this
+    entry itself. If compaction has removed the entry, none of its messages counts as acknowledged. Raises the errors of
+    reading the log."""
     shape = log.shape
     mark, done = compute_cursor_start(shape, start, inclusive)
     if not done or shape.skipped_lost_range_end(start.position) is not None:
@@ -257,9 +258,10 @@ class SubscriptionAdministration:
 
     # ------------------------------------------------------------------ subscriptions
     async def create_subscription(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. It is
-        stored when this method returns. Raises AlreadyExists if the topic has a subscription of that name, and the
-        other errors of `SubscriptionRegistry.subscribe`."""
+        """Creates a durable subscription that begins with the entry of the message `start` (the whole batch if it is in
+        one); None: at the end of the topic. `properties`: those that are stored with it. It is stored when this method
+        returns. Raises AlreadyExists if the topic has a subscription of that name, and the other errors of
+        `SubscriptionRegistry.subscribe`."""
         mark = compute_cursor_start(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
@@ -289,9 +291,9 @@ class SubscriptionAdministration:
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
         """Moves a subscription to the message `to`, or to the first message that arrived at or after `publish_time_ms`
-        (ms since the epoch). The new position is durable when this method returns. Raises SubscriptionNotFound if the
-        topic has no such subscription; InvalidRequest if neither is given; and the errors of reading the log and of
-        `Subscription.seek`."""
+        (ms since the epoch). `inclusive` False: to the place after the message `to`. The new position is durable when
+        this method returns. Raises SubscriptionNotFound if the topic has no such subscription; InvalidRequest if
+        neither is given; and the errors of reading the log and of `Subscription.seek`."""
         log, subscription = self._topic.shown, self._topic.find_subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")

@@ -150,8 +150,8 @@ async def _move_bundles(broker: TopicManager, administration: Administration, mo
 
 
 async def measure_load(broker: TopicManager) -> MeasuredLoad:
-    """Returns the load of this broker and its heaviest bundles. Walks the loaded topics in slices of the loop; reads
-    nothing. Raises Unavailable if this broker has no ownership session."""
+    """Returns the load of this broker and its heaviest bundles. Walks the loaded topics in slices of the loop, and
+    waits for no read of an entry. Raises Unavailable if this broker has no ownership session."""
     survey, state, config = await broker.survey.run_survey(), broker.balancing, broker.config  # the rates are of a walk
     sums = await broker.sum_traffic_by_bundle()
     loads = {path: compute_bundle_load(each) for path, each in sums.items()}

@@ -226,9 +226,9 @@ class ConsumerSession:
     async def open(
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """Opens a consumer, and returns its session. Raises InvalidRequest, InvalidName, Unauthorized, TopicNotFound,
-        IncompatibleSchema, InvalidSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if
-        the consumer may not be opened; or an error of loading the topic, reading its log or
+        """Opens a consumer with these `options`, and returns its session. Raises InvalidRequest, InvalidName,
+        Unauthorized, TopicNotFound, IncompatibleSchema, InvalidSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed,
+        NotOwner or BackPressure if the consumer may not be opened; or an error of loading the topic, reading its log or
         `SubscriptionRegistry.subscribe`. If this method raises or is cancelled, the broker keeps nothing of the
         consumer. The port is not called before this method returns."""
         options.check()
@@ -409,8 +409,8 @@ class ConsumerSession:
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
 
     def record_failure_reasons(self, failures: Mapping[Position, Failure]) -> None:
-        """Stores why the application gave entries back, by position; it is sent with their next delivery, and with
-        their dead letters. Does nothing if the subscription moves no dead letters."""
+        """Stores `failures`: why the application gave entries back, by position. It is sent with their next delivery,
+        and with their dead letters. Does nothing if the subscription moves no dead letters."""
         if failures and self.subscription.dead_letters is not None:
             self.subscription.dead_letters.record_failure_reasons(failures)
 

@@ -185,10 +185,10 @@ async def try_filter(
 
 # -------------------------------------------------------------------------------------------------------- search
 class FindRequest(msgspec.Struct, frozen=True):
-    """A search for messages. `since_ms`, `until_ms`: when they were stored, from (inclusive) and to (exclusive), in ms
-    since the epoch; 0: no bound. `before_index`: their indexes are below it; 0: up to the end. `limit`: the most
-    messages to find; 0: FOUND_MESSAGES_MAX. `dry_run`: reads key indexes only; the answer has no messages, and says how
-    many messages and bytes a search would look at."""
+    """A search for messages of `topic` (its full name) that meet the `criteria`. `since_ms`, `until_ms`: when they were
+    stored, from (inclusive) and to (exclusive), in ms since the epoch; 0: no bound. `before_index`: their indexes are
+    below it; 0: up to the end. `limit`: the most messages to find; 0: FOUND_MESSAGES_MAX. `dry_run`: reads key indexes
+    only; the answer has no messages, and says how many messages and bytes a search would look at."""
 
     topic: str
     criteria: SearchCriteria

@@ -318,10 +318,10 @@ def _blanked(value: object) -> object:
 
 # ----------------------------------------------------------------------------------------------------- repair
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
-    """Sends an admin request (bookie/admin.py) to the bookies `names`, one after another, until one of them answers
-    without an error. Returns this answer. Waits at most BOOKIE_ANSWER_TIMEOUT_S seconds for each. The request has the
-    rights of this broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers,
-    and the errors of the metadata."""
+    """Sends the admin request `verb`, with these options (bookie/admin.py), to the bookies `names`, one after another,
+    until one of them answers without an error. Returns this answer. Waits at most BOOKIE_ANSWER_TIMEOUT_S seconds for
+    each. The request has the rights of this broker, so the caller's own rights must be checked before. Raises
+    Unavailable if no bookie answers, and the errors of the metadata."""
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:

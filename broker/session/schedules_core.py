@@ -89,7 +89,7 @@ class Cron(NamedTuple):
     is_hourly: bool  # it goes by elapsed time
 
     def matches_day(self, day: date) -> bool:
-        """Returns True if the expression fires on this day."""
+        """Returns True if the day fits the fields of days (of the month, of the week). The month is not checked."""
         of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return of_month or of_week if self.either_day else of_month and of_week
 

@@ -321,9 +321,9 @@ T = TypeVar("T")
 
 
 class TopicPageQuery(NamedTuple):
-    """A query for one page of the list of all topics in the cluster: which names are selected, how the topics are
-    sorted, and after which topic the page begins. `limit`: the most rows of the page, 1 to LISTED_TOPICS_MAX; 0:
-    LISTED_TOPICS_DEFAULT."""
+    """A query for one page of the list of all topics in the cluster: which names are selected (those that begin with
+    `prefix` and contain `contains`), how the topics are sorted, and after which topic the page begins. `limit`: the
+    most rows of the page, 1 to LISTED_TOPICS_MAX; 0: LISTED_TOPICS_DEFAULT."""
 
     prefix: str = ""  # of the full name, as `contains`
     contains: str = ""

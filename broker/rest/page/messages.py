@@ -135,9 +135,9 @@ def _hex_text(payload: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class MessageView:
     """A stored message as the page shows it. `index`: its index in the topic; `published_ms`: when it was published (ms
-    since the epoch); `size`: the bytes of its payload; `way`: the format of the text `payload`. `cut`: whether
-    `payload` is only the beginning of the message's payload. `acts`: what the caller may do with the message
-    (RESEND_ACTION, REDRIVE_ACTION)."""
+    since the epoch); `producer`: the name of its producer; `key`: its key, "" if it has none; `size`: the bytes of its
+    payload; `way`: the format of the text `payload`. `cut`: whether `payload` is only the beginning of the message's
+    payload. `acts`: what the caller may do with the message (RESEND_ACTION, REDRIVE_ACTION)."""
 
     id: str  # LEDGER:ENTRY, of a batch with :INDEX
     index: int
@@ -172,8 +172,9 @@ class SearchProgress:
 @dataclass(frozen=True, slots=True)
 class MessagesView:
     """The content of the page with messages of a topic. The query selects messages by `id`, `time` or `subscription`;
-    or by a search for `key`, `property`, `text` and `where`, published from `since` until `until`. Without a selection,
-    the content is the last message. `progress`: the progress of a search; None if the query is not a search."""
+    or by a search for `key`, `property`, `text` and `where`, published from `since` until `until`. `way`: the format of
+    the payloads, as in `format_payload_text`. Without a selection, the content is the last message. `progress`: the
+    progress of a search; None if the query is not a search."""
 
     topic: str
     id: str
@@ -354,9 +355,9 @@ class DecodedMessage:
 
 
 async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[DecodedMessage]:
-    """Returns the messages of an entry, without those that are acknowledged. If `wanted` (ledger id, entry id, batch
-    index) has a batch index, returns only the message with this index; [] if there is none. Raises HttpError (413) if
-    the entry is too large for the page; CorruptEntry if it does not parse."""
+    """Returns the messages of the entry `found` (a `wire.Delivery`), without those that are acknowledged. If `wanted`
+    (ledger id, entry id, batch index) has a batch index, returns only the message with this index; [] if there is none.
+    Raises HttpError (413) if the entry is too large for the page; CorruptEntry if it does not parse."""
     last_index, header = parse_entry(found.entry)
     if is_too_large(header):
         raise HttpError("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
@@ -438,8 +439,9 @@ async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Decode
 @dataclass(frozen=True, slots=True)
 class ResendPlan:
     """A message that would be published again, and the topic to which (`target`). `act`: RESEND_ACTION or
-    REDRIVE_ACTION; `id`: the id of the original; `client_part`: the entry to publish; `once`: the text that identifies
-    the plan; `preview`: a text for the user that says what publishing would do."""
+    REDRIVE_ACTION; `id`: the id of the original; `client_part`: the entry to publish; `schema_version`: that of the
+    original; `once`: the text that identifies the plan; `preview`: a text for the user that says what publishing would
+    do."""
 
     act: str
     id: str
