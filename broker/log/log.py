@@ -68,8 +68,8 @@ class LogEntryReader(Protocol):
         would have to be read."""
 
     async def find_message_index_after(self, mark: Position) -> int:
-        """Returns the index of the first message after the entry `mark`. Reads an entry if the index is not in
-        memory."""
+        """Returns the index of the first message after the entry `mark`. Reads an entry if the index is not in memory.
+        Returns the index that the next message will get if there is none."""
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is not a

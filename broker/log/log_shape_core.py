@@ -278,8 +278,8 @@ class LogShape:
         return self.position_at_or_after(Position(ledger_id, entry_id + 1))
 
     def position_before(self, position: Position) -> Position:
-        """Returns the position of the last entry before `position`. A cursor with this mark reads the entry at
-        `position` next."""
+        """Returns the position of the last entry before `position`; `start_position` if there is none. A cursor with
+        this mark reads the entry at `position` next."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and entry_id > 0:
@@ -379,7 +379,8 @@ async def find_first_entry_by_bisection(
     passed_over: Callable[[int], EntryIdRange | None] = lambda entry_id: None,
 ) -> EntrySearchResult:  # fmt: skip
     """Returns the first existing entry, with an entry id from 0 to `last`, for which the function `reached` returns
-    True. Searches by bisection: `reached` must return True for all later entries, too.
+    True. If there is none, `entry` of the result is None. Searches by bisection: `reached` must return True for all
+    later entries, too.
 
     `entry_of`: reads the entry with an id; `passed_over`: returns the range of skipped lost entries that contains an
     entry id, or None. Raises DataLost if more than LOST_ENTRY_READS_MAX entries in a row are lost, and the other errors

@@ -425,8 +425,8 @@ class TopicLog:
 
     @property
     def wanted_replication(self) -> LedgerReplication:
-        """Returns the replication that the policy demanded when the present ledger was created. (The ledger may have
-        less, if bookies were missing.)"""
+        """Returns the replication that the policy demanded when the present ledger was created;
+        NO_REPLICATION_REQUESTED if this owner has created none. (The ledger may have less, if bookies were missing.)"""
         return self._managed_ledger.wanted_replication
 
     @property

@@ -350,8 +350,8 @@ class SubscriptionAdministration:
 
     async def analyze_backlog(self, name: str) -> examine.Backlog:
         """Reads the backlog of a subscription, at most about ANALYZE_ENTRIES_MAX entries of it, and returns how many
-        entries and messages it contains. Raises SubscriptionNotFound if the topic has no such subscription, and the
-        errors of reading the log."""
+        entries and messages it contains; `complete` is False in the result if it has more. Raises SubscriptionNotFound
+        if the topic has no such subscription, and the errors of reading the log."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages

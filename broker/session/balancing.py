@@ -226,7 +226,8 @@ class AutomaticBalancer:
 
     async def check(self, moves: Tasks) -> None:
         """Takes part in the election. As the leader, collects the loads, and begins the planned moves as tasks of
-        `moves`. Raises the errors of the metadata."""
+        `moves`. Begins none while the setting `balance` is off, or if the collection took more than
+        BALANCE_CHECK_INTERVAL_S. Raises the errors of the metadata."""
         broker, state = self._broker, self._state
         leads = broker.has_session and await self._is_leader()
         if leads != state.leads:

@@ -416,7 +416,8 @@ class ConsumerSession:
 
     @property
     def failures(self) -> Mapping[Position, Failure]:
-        """Why entries were given back last, by position, as far as the broker has stored it."""
+        """Why entries were given back last, by position, as far as the broker has stored it. Empty if the subscription
+        moves no dead letters."""
         letters = self.subscription.dead_letters
         return letters.failures if letters is not None else NO_FAILURES
 

@@ -165,8 +165,8 @@ def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple
 
 
 def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
-    """Returns the `count` largest runs of consecutive values in `entries`, each as (its first value, its length). If
-    several are equally large, any of them may be left out."""
+    """Returns the `count` largest runs of consecutive values in `entries`, each as (its first value, its length); all
+    of them if there are fewer. If several are equally large, any of them may be left out."""
     # `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of
     # them. `length` is doubled, and then refined, while enough runs remain.
     starts, length = entries, 1
