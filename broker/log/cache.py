@@ -190,7 +190,8 @@ class TailCache:
                 self._drop_oldest()
 
     def add_entries_of_ledger(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
-        """Adds several entries of one ledger, which must be in order."""
+        """Adds several entries of one ledger, which must be in order. Skips those that are in the cache already. Then
+        evicts the oldest entries until the cache fits `bytes_max`."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = {}

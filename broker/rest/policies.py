@@ -38,8 +38,9 @@ class Retention(msgspec.Struct):
 
 
 class BacklogQuota(msgspec.Struct):
-    """The JSON body of Pulsar's backlog quota. `limitSize`: in bytes; `limitTime`: in seconds; -1: no limit. `policy`:
-    what happens when the quota is reached; None: the present policy stays."""
+    """The JSON body of Pulsar's backlog quota. `limitSize`: in bytes (`limit`: the older name of this field);
+    `limitTime`: in seconds; -1: no limit. `policy`: what happens when the quota is reached; None: the present policy
+    stays."""
 
     limitSize: int | None = None
     limitTime: int | None = None

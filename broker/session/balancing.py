@@ -109,7 +109,7 @@ async def balance_brokers(broker: TopicManager, administration: Administration, 
     """Moves bundles from the brokers with the most load to those of their group with the least; at most
     MOVES_PER_PLAN_MAX moves in each group. Returns the moves, and the load of each broker before and after them.
     `dry_run`: only plans the moves. Raises Unavailable, and moves nothing, if a broker does not answer. If a move
-    fails, raises its error after the others have ended."""
+    fails, raises its error after the others have ended. Raises the errors of the metadata, too."""
     page = await ClusterSummaries(broker).list_bundles(None, here=False)
     registered = await broker.list_brokers()
     missing = sorted(set(page.silent).intersection(each.name for each in registered))

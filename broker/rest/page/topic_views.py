@@ -385,7 +385,8 @@ class SecurityView:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting of the broker that serves the page: its value, its default, and what it means."""
+    """A setting of the broker that serves the page: its value, its default, and what it means. `default` is "" if the
+    setting has none, `meaning` is "" if it is not documented."""
 
     setting: BrokerSetting
     default: str
@@ -394,7 +395,8 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingsView:
-    """The content of the page about settings: all settings that are in force at the broker that serves the page."""
+    """The content of the page about settings: all settings that are in force at the broker that serves the page.
+    `broker`: its name."""
 
     broker: str
     settings: tuple[SettingRow, ...]
