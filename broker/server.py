@@ -113,10 +113,10 @@ class Broker:
         cls, world: World, config: BrokerConfig, metadata: MetadataStore,
         new_session: OpenMetadataSession | None = None, used_s: Callable[[], float] = lambda: 0.0,
     ) -> Broker:  # fmt: skip
-        """Starts a broker and returns it; the broker serves when this method returns. `used_s`: a function that returns
-        the processor time that this process has used, in seconds; the broker reports its load from it. Raises Busy if a
-        port is taken; InvalidConfiguration if `config` is invalid, or an installed subscription type cannot be
-        registered; and the errors of the metadata."""
+        """Starts a broker and returns it; the broker serves when this method returns. `new_session`: as in Broker.
+        `used_s`: a function that returns the processor time that this process has used, in seconds; the broker reports
+        its load from it. Raises Busy if a port is taken; InvalidConfiguration if `config` is invalid, or an installed
+        subscription type cannot be registered; and the errors of the metadata."""
         if config.subscription_policies:
             await world.workers.load("importlib.metadata")
             load_installed_types(parse_policy_names(config), find_installed_policies)
@@ -419,7 +419,7 @@ def find_installed_policies(name: str) -> list[object]:
 #     grpc.health.v1.Health                     Check, which needs no credentials, and Watch
 #     grpc.reflection.v1.ServerReflection       and v1alpha: the services of this port and their messages
 #
-# `CheckNodeVersion` answers as `GET /readyz` and says no more. Watch and reflection are calls like others: on a secured
+# `Check` answers as `GET /readyz` and says no more. Watch and reflection are calls like others: on a secured
 # listener their caller is authenticated (runtime/grpc/server.py). Guarding tests: tests/broker/grpc/test_probes.py.
 
 HEALTH_WATCH_INTERVAL_S = 1.0
@@ -528,8 +528,8 @@ def _add_files(answer: Any, file: FileDescriptor) -> None:
 
 
 def make_probe_services(readiness: BrokerReadinessCheck, services: tuple[str, ...]) -> list[tuple[str, object]]:
-    """Returns the services for health checks and reflection, by their full names. `services`: the full names of the
-    other services at the same port."""
+    """Returns the services for health checks and reflection, by their full names. `readiness`: says whether the broker
+    is ready; `services`: the full names of the other services at the same port."""
     names = (*services, HEALTH_SERVICE, *REFLECTION_SERVICES)
     reflection = ReflectionService(names)
     return [(HEALTH_SERVICE, HealthService(readiness, names)), *((name, reflection) for name in REFLECTION_SERVICES)]

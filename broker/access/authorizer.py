@@ -82,8 +82,9 @@ class Authorizer:
         audited: bool = True,
     ) -> None:  # fmt: skip
         """Raises Unauthorized if the caller does not have the permission for the topic, namespace or tenant that is
-        given (none: for the cluster). Raises Unavailable if the grants cannot be read. PRODUCE, CONSUME and LOOKUP need
-        a topic or a namespace. `audited`: a refusal is written to the audit log, with the client's address `peer`."""
+        given (none: for the cluster). Raises Unavailable, or another error of the metadata, if the grants cannot be
+        read. The permissions SHOWN and OWN are never refused here. PRODUCE, CONSUME and LOOKUP need a topic or a
+        namespace. `audited`: a refusal is written to the audit log, with the client's address `peer`."""
         if may_call_every_operation(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
@@ -121,8 +122,8 @@ class Authorizer:
 
     async def make_topic_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
         """Returns a function that takes the full name of a topic of the namespace, and returns True if the caller may
-        look the topic up. The function decides by the grants as they are now. Raises Unavailable if the grants cannot
-        be read."""
+        look the topic up. The function decides by the grants as they are now. Raises Unavailable, or another error of
+        the metadata, if the grants cannot be read."""
         if may_call_every_operation(principal):
             return lambda topic: True
         rights = await self._rights(name)
@@ -133,8 +134,8 @@ class Authorizer:
     ) -> tuple[list[str], list[str]]:
         """Returns (namespaces, topics). `namespaces` are those of `names` in which the caller may look up every topic.
         `topics` are the sorted full names of topics in the other ones that were granted to the caller by name, at most
-        `limit`. Reads the grants of each namespace that are not cached, and raises Unavailable if they cannot be
-        read."""
+        `limit`. Reads the grants of each namespace that are not cached, and raises Unavailable, or another error of the
+        metadata, if they cannot be read."""
         namespaces, topics, turns = list[str](), list[str](), EventLoopSlices(self._clock)
         for name in names:
             rights = await self._rights(name)
@@ -151,8 +152,9 @@ class Authorizer:
         return namespaces, sorted(topics)
 
     async def is_administrator(self, principal: Principal, tenant: str) -> bool:
-        """Returns True if the principal may administer the tenant. A tenant with a damaged record counts as one without
-        administrators, so that a list of several tenants still succeeds; the damage is logged."""
+        """Returns True if the principal may administer the tenant, False if not or if there is no such tenant. A tenant
+        with a damaged record counts as one without administrators, so that a list of several tenants still succeeds;
+        the damage is logged. Raises the other errors of the metadata if the record cannot be read."""
         if may_call_every_operation(principal):
             return True
         try:
@@ -165,7 +167,7 @@ class Authorizer:
     def on_grants_changed(self, tenant: str, namespace: str) -> None:
         """Called when grants or administrators have changed. Starts a task that decides again whether the producers and
         consumers of the loaded topics of the namespace may stay connected, and closes the others. An empty `namespace`
-        means all namespaces of the tenant; an empty `tenant` means all tenants."""
+        means all namespaces of the tenant; an empty `tenant` means all tenants. Does nothing after `close`."""
         if not self._again.closed:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
@@ -388,13 +390,13 @@ class AccessGrants:
 
     async def read_grants_record(self, name: NamespaceName) -> GrantsRecord:
         """Reads the record with the grants of a namespace from the metadata, past the cache, and returns it. Returns an
-        empty record if there is none."""
+        empty record if there is none. Raises the errors of the metadata."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
         return GrantsRecord() if found is None else found[0]
 
     async def read_administrators(self, tenant: str) -> frozenset[str]:
         """Reads the administrators of the tenant from the metadata, past the cache, and returns their roles. Returns an
-        empty set if the tenant does not exist."""
+        empty set if the tenant does not exist. Raises the errors of the metadata."""
         found = await get_record(self._metadata, paths.tenant(tenant), TenantRecord)
         return frozenset(found[0].admin_roles) if found is not None else frozenset()
 
@@ -405,17 +407,17 @@ class AccessGrants:
     # ------------------------------------------------------------------ changing
     async def change_grants(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
         """Replaces the record of grants of a namespace by the record that the function `change` returns for the current
-        record. `change` may be called several times, when others change the record at the same time; its errors are
-        raised. This broker decides by the new grants when the call returns."""
+        record. `change` may be called several times, when others change the record at the same time; its errors, and
+        those of `update_record`, are raised. This broker decides by the new grants when the call returns."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)
 
     async def delete_topic_grants(self, topic: TopicName, *still: CheckNodeVersion) -> None:
-        """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
-        the same name does not inherit the grants. Raises BadVersion if a check in `still` fails, because the name
-        belongs to another topic by now; Unavailable if the grants of the namespace were changed during each of
-        GRANT_CHANGE_ATTEMPTS_MAX attempts."""
+        """Deletes the grants of a topic; does nothing if it has none. Must be called before the topic's record is
+        deleted, so that a later topic of the same name does not inherit the grants. Raises BadVersion if a check in
+        `still` fails, because the name belongs to another topic by now; Unavailable if the grants of the namespace were
+        changed during each of GRANT_CHANGE_ATTEMPTS_MAX attempts. Raises the errors of the metadata, too."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(GRANT_CHANGE_ATTEMPTS_MAX):

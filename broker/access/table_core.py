@@ -87,7 +87,9 @@ class AccessRight(Enum):
 
 class GrantsAndAdministrators(msgspec.Struct, frozen=True):
     """The grants of a namespace and the administrators of its tenant. Permissions in the namespace are decided from
-    both."""
+    both. `roles`, `topics`: the granted actions by role, at the namespace and at each topic. `subscriptions`: the roles
+    that may use a subscription, by its name. `prefix_mode`: True if the name of a subscription must begin with the role
+    that uses it."""
 
     admins: frozenset[str] = frozenset()  # of the tenant
     roles: ActionsByRole = {}  # at the namespace
@@ -105,9 +107,9 @@ def why_right_denied(
     *,
     wildcards: bool = False,
 ) -> str:
-    """Returns the reason why the role does not have the right; "" if the role has the right. `topic`: the full name of
-    a topic without partition; "": the right is needed at the namespace. `wildcards`: whether the roles in grants may
-    contain `*`."""
+    """Returns the reason why the role does not have the right; "" if the role has the right. `rights`: the grants of
+    the namespace; `topic`: the full name of a topic without partition; "": the right is needed at the namespace.
+    `wildcards`: whether the roles in grants may contain `*`."""
     if not role:
         return "it has no role"
     if role in rights.admins:

@@ -1,8 +1,8 @@
 """Decides which bundles move between brokers, from the loads that the brokers report: loads in, moves out.
 
     balancer.add_report(report, now_s)           each broker's load, every BALANCE_CHECK_INTERVAL_S
-    for move in balancer.plan_moves(now_s): …    each BALANCE_CHECK_INTERVAL_S; the driver lets the owners move the
-    bundles balancer.end_move(move.path, moved, now_s)   moved or failed
+    for move in balancer.plan_moves(now_s): …    in the same interval; the driver lets the owners move the bundles
+    balancer.end_move(move.path, moved, now_s)   moved or failed
 
 A score is how busy a broker is, in points: 100 is all that it can do. Two averages of a score are kept. The slow one
 decides, so that noise moves nothing. When the fast one has differed from it by LOAD_CHANGED_SHARE in
@@ -29,7 +29,8 @@ again after a silence of SILENT_BROKER_FORGOTTEN_S. One that drains takes no par
 balancer, and an empty broker must not make the others seem busy. Whatever the reports say, at most MOVES_PER_BROKER_MAX
 bundles of a broker are on their way, a bundle goes to no broker that its namespace does not allow, and a broker that
 carries CARRIED_LOAD_RATIO_MAX times what the others carry gets nothing, so one that never says that it is busy does not
-get everything. Guard: tests/balance/. """
+get everything. Guard: tests/balance/.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ TRIED_TARGETS_MAX = 8
 
 class MovableBundle(NamedTuple):
     """A bundle as its owner reports it. `load` is in any unit that is the same for all brokers; `owned_s`: seconds
-    since its owner took it; `needs`: what the labels of its broker must have, "" for none."""
+    since its owner took it; `needs`: what the labels of its broker must have, "" for none. `topics`: its loaded topics;
+    `sessions`: their producers and consumers."""
 
     path: str  # of the owner record
     load: float
@@ -92,7 +94,8 @@ class MovableBundle(NamedTuple):
 
 class BrokerLoad(NamedTuple):
     """A broker's report. `window_s`: the seconds over which it was measured; `load`: of all its bundles; `bundles`: the
-    heaviest ones, at least so many that the heaviest MOVES_PER_BROKER_MAX that may move are among them."""
+    heaviest ones, at least so many that the heaviest MOVES_PER_BROKER_MAX that may move are among them. Only brokers
+    with the same `group` give each other bundles; `labels`: what is compared with `MovableBundle.needs`."""
 
     name: str
     score: float  # in points
@@ -105,7 +108,8 @@ class BrokerLoad(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A bundle that should move; `points`: of the source's score."""
+    """A bundle that should move; `path`: of its owner record; `source`, `target`: the names of the brokers; `points`:
+    how much of the source's score is due to the bundle."""
 
     path: str
     source: str
@@ -185,8 +189,9 @@ class Balancer:
         self._rests: dict[str, _Rest] = {}
 
     def add_report(self, report: BrokerLoad, now_s: float) -> None:
-        """Takes the report of a broker, that it has just measured. A report that cannot be true counts as none: with
-        a number that is negative, infinite or not a number, or with a bundle twice."""
+        """Takes the report of a broker, that it has just measured. A report that cannot be true counts as none: with a
+        number that is negative, infinite or not a number, or with a bundle twice. A score above 100 counts as 100.
+        `now_s`: monotonic seconds, as in the other methods."""
         values = (report.score, report.load, report.window_s, *(each.load for each in report.bundles))
         if not all(math.isfinite(each) and each >= 0 for each in values):
             return
@@ -203,7 +208,8 @@ class Balancer:
         self._brokers.pop(name, None)
 
     def end_move(self, path: str, moved: bool, now_s: float) -> None:
-        """Takes the outcome of a move that `plan_moves` has returned. A bundle whose move failed rests, too."""
+        """Takes the outcome of a move that `plan_moves` has returned, of the bundle with the owner record at `path`. A
+        bundle whose move failed rests, too. `moved`: False if the move failed."""
         begun = self._moving.pop(path)
         self._rest(path, now_s)
         for broker, name, points in (
@@ -321,14 +327,15 @@ class Balancer:
 
 
 def costs_more_than_it_brings(bundle: MovableBundle, points: float) -> bool:
-    """Returns True if moving the bundle costs more processor time than its source saves while the bundle must rest."""
+    """Returns True if moving the bundle costs more processor time than its source saves while the bundle must rest.
+    `points`: how much of the source's score is due to the bundle."""
     return points / 100 * MOVED_BUNDLE_REST_S < bundle.sessions * SESSION_COST_S + bundle.topics * TOPIC_COST_S
 
 
 class BalancingState:
     """What a broker knows of the balance. `busy`: the share of a core that its process used in the last measurement, in
-    points; `busy_since_s`: when that began; `balancer`: None unless this broker is the leader and the balance is on;
-    `moves` and `failed` count the moves that it has let begin as the leader."""
+    points; `busy_since_s`: when that began; `leads`: whether it is the leader; `balancer`: None unless this broker is
+    the leader and the balance is on; `moves` and `failed` count the moves that it has let begin as the leader."""
 
     __slots__ = ("balancer", "busy", "busy_since_s", "failed", "leads", "moves")
 

@@ -49,7 +49,8 @@ ASSIGNED_BUNDLES_MAX = 10_000
 
 class RandomSource(Protocol):
     """A source of random numbers, with which brokers are chosen: one method of `random.Random`, which implements it.
-    With a source from a fixed seed, a test can repeat a choice."""
+    With a source from a fixed seed, a test can repeat a choice. `randrange(stop)` returns a random number from 0 to
+    `stop` - 1."""
 
     def randrange(self, stop: int, /) -> int: ...
 
@@ -118,8 +119,8 @@ class BrokerLoadReport(NamedTuple):
 
     def differs_enough_to_report(self, told: BrokerRecord) -> bool:
         """Returns True if this load differs so much from `told`, the load that was reported last, that it must be
-        reported: by half of BUSY_DIFFERENCE_MIN percent, or by more than a tenth of the bundles. So an idle broker
-        writes no reports to the metadata."""
+        reported: by at least half of BUSY_DIFFERENCE_MIN in `busy_percent`, or by more than a tenth of the bundles. So
+        an idle broker writes no reports to the metadata."""
         busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
         return busy >= BUSY_DIFFERENCE_MIN / 2 or bundles > told.bundles // 10
 
@@ -128,7 +129,7 @@ BALANCED_LOAD_SHARE = 0.1
 """Of the mean load of the brokers: two brokers that differ by less are left alone, and so is a bundle whose move brings
 them together by less."""
 MOVES_PER_PLAN_MAX = 64
-"""Moves of one plan. With MOVED_AT_ONCE at a time they end within the time-out of the request."""
+"""Moves of one plan. With BUNDLES_MOVED_AT_ONCE at a time they end within the time-out of the request."""
 
 
 class BundleLoad(NamedTuple):
@@ -139,7 +140,8 @@ class BundleLoad(NamedTuple):
 
 
 class PlannedMove(NamedTuple):
-    """A bundle that is to move from one broker to another."""
+    """A bundle that is to move from one broker to another. `path`: of its owner record; `source`, `target`: the names
+    of the two brokers; `load`: that of the bundle."""
 
     path: str
     source: str
@@ -190,7 +192,7 @@ def find_topic_bundle_name(topic: TopicName, bundles: int) -> str:
 
 
 def find_topic_bundle_number(topic: TopicName, bundles: int) -> int:
-    """Returns the number of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
+    """Returns the number (from 0) of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
     return compute_bundle_number(topic.full, bundles)
 
 
@@ -202,7 +204,7 @@ def compute_bundle_number(full: str, bundles: int) -> int:
 
 @lru_cache(maxsize=BUNDLES_PER_NAMESPACE_MAX)
 def make_bundle_name(number: int, bundles: int) -> str:
-    """Returns the name of the bundle with this number, in a namespace with `bundles` bundles."""
+    """Returns the name of the bundle with this number (from 0), in a namespace with `bundles` bundles."""
     assert 0 <= number < bundles <= BUNDLES_PER_NAMESPACE_MAX, "a bundle number is within the namespace's bundles"
     low = -(-number * HASH_RANGE // bundles)
     high = -(-(number + 1) * HASH_RANGE // bundles)

@@ -94,9 +94,9 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """The maximum numbers of tenants, of namespaces in a tenant, and of topics in a namespace; 0 means no limit. A
-    limit is checked when an object is created. Objects that are created at the same time may exceed the limit
-    together."""
+    """The maximum numbers of tenants, of namespaces in a tenant, and of topics in a namespace; 0 means no limit.
+    `topics`: an async function that returns the limit of a namespace. A limit is checked when an object is created.
+    Objects that are created at the same time may exceed the limit together."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
@@ -130,7 +130,7 @@ class Catalog:
 
     async def create_default_namespace(self) -> None:
         """Creates the tenant `public` and its namespace `default` if they are missing. Leaves records that exist as
-        they are."""
+        they are. Raises the errors of the metadata."""
         await update_record(self._store, paths.tenant("public"), TenantRecord, lambda found: found or TenantRecord())
         await update_record(
             self._store, paths.namespace("public", "default"), NamespaceRecord,
@@ -139,12 +139,12 @@ class Catalog:
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self) -> list[str]:
-        """Returns the names of all tenants, in the order of their encoded names."""
+        """Returns the names of all tenants, in the order of their encoded names. Raises the errors of the metadata."""
         return [paths.decode_segment(name) for name in await self._store.children(paths.TENANTS)]
 
     async def get_tenant(self, name: str) -> TenantRecord:
-        """Returns the record of the tenant. Raises TenantNotFound if there is none; InvalidName if the name is
-        invalid."""
+        """Returns the record of the tenant. Raises TenantNotFound if there is none; InvalidName if the name is invalid.
+        Raises the errors of the metadata, too."""
         found = await get_record(self._store, paths.tenant(check_tenant_name(name)), TenantRecord)
         if found is None:
             raise TenantNotFound(f"tenant {name!r} does not exist", tenant=name)
@@ -152,19 +152,19 @@ class Catalog:
 
     async def create_tenant(self, name: str, record: TenantRecord) -> None:
         """Creates a tenant. Raises AlreadyExists if it exists; NotAllowed if the cluster has its maximum of tenants;
-        InvalidName if the name is invalid."""
+        InvalidName if the name is invalid. Raises the errors of the metadata, too."""
         await self._check_room(self._limits.tenants, paths.TENANTS, 1, "the cluster", "tenants")
         await self._create(paths.tenant(check_tenant_name(name)), record, f"tenant {name!r}")
 
     async def update_tenant(self, name: str, record: TenantRecord) -> None:
         """Replaces the record of a tenant. Raises TenantNotFound if there is no such tenant; InvalidName if the name is
-        invalid."""
+        invalid. Raises the errors of the metadata, too."""
         await self.get_tenant(name)
         await put_record(self._store, paths.tenant(name), record)
 
     async def delete_tenant(self, name: str) -> None:
         """Deletes a tenant. Raises TenantNotFound if there is no such tenant; Busy if it has namespaces; InvalidName if
-        the name is invalid."""
+        the name is invalid. Raises the errors of the metadata, too."""
         await self.get_tenant(name)
         namespaces = await self._store.children(paths.namespaces(name))
         if namespaces:
@@ -174,14 +174,15 @@ class Catalog:
     # ------------------------------------------------------------------ namespaces
     async def list_namespaces(self, tenant: str) -> list[str]:
         """Returns the tenant's namespaces, each as `tenant/namespace`. Raises TenantNotFound if there is no such
-        tenant; InvalidName if its name is invalid."""
+        tenant; InvalidName if its name is invalid. Raises the errors of the metadata, too."""
         await self.get_tenant(tenant)
         return [
             f"{tenant}/{paths.decode_segment(name)}" for name in await self._store.children(paths.namespaces(tenant))
         ]
 
     async def get_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """Returns the record of the namespace. Raises TenantNotFound or NamespaceNotFound if there is none."""
+        """Returns the record of the namespace. Raises TenantNotFound or NamespaceNotFound if there is none. Raises the
+        errors of the metadata, too."""
         found = await get_record(self._store, paths.namespace(name.tenant, name.namespace), NamespaceRecord)
         if found is None:
             await self.get_tenant(name.tenant)
@@ -204,7 +205,7 @@ class Catalog:
     async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
         """Creates a namespace. Raises AlreadyExists if it exists; TenantNotFound if its tenant does not; NotAllowed if
         the tenant may not use this cluster, or has its maximum of namespaces; InvalidRequest if a number in `record` is
-        out of bounds."""
+        out of bounds. Raises the errors of the metadata, too."""
         clusters = (await self.get_tenant(name.tenant)).allowed_clusters
         if clusters and self._cluster not in clusters:
             raise NotAllowed(
@@ -219,7 +220,7 @@ class Catalog:
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
         """Replaces the record of a namespace, except its number of bundles, which never changes: in `record` it is the
         same, or 0. Raises TenantNotFound or NamespaceNotFound if there is no such namespace; InvalidRequest if a number
-        in `record` is out of bounds, or the number of bundles another one."""
+        in `record` is out of bounds, or the number of bundles another one. Raises the errors of the metadata, too."""
         found = await self.get_namespace(name)
         if record.bundles not in (0, found.bundles):
             raise InvalidRequest(
@@ -232,7 +233,7 @@ class Catalog:
 
     async def delete_namespace(self, name: NamespaceName) -> None:
         """Deletes a namespace with its policies and access rights. Raises TenantNotFound or NamespaceNotFound if there
-        is no such namespace; Busy if it has topics."""
+        is no such namespace; Busy if it has topics. Raises the errors of the metadata, too."""
         await self.get_namespace(name)
         topics = await self._store.children(paths.topics(name.tenant, name.namespace))
         partitioned = await self._partitioned(name, persistent=True) + await self._partitioned(name, persistent=False)
@@ -257,7 +258,7 @@ class Catalog:
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the full names of the persistent topics of a namespace, sorted. A partitioned topic is listed once by
         its own name; if `partitions` is True, each of its partitions is listed instead. Raises TenantNotFound or
-        NamespaceNotFound if the namespace does not exist."""
+        NamespaceNotFound if the namespace does not exist. Raises the errors of the metadata, too."""
         await self.get_namespace(name)
         stored = [
             paths.decode_segment(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))
@@ -276,7 +277,8 @@ class Catalog:
     async def list_non_persistent_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the full names of the partitioned non-persistent topics of a namespace, sorted; if `partitions` is
         True, the names of their partitions instead. A non-persistent topic without partitions is not listed: it has no
-        record, and only its owner knows it. Returns [] if the namespace does not exist."""
+        record, and only its owner knows it. Returns [] if the namespace does not exist. Raises the errors of the
+        metadata."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.count_partitions(topic) or 0 for topic in found]
@@ -292,7 +294,7 @@ class Catalog:
 
     async def count_partitions(self, topic: TopicName) -> int | None:
         """Returns the number of partitions of the topic; 0 if the topic is not partitioned; None if the topic does not
-        exist. A non-persistent topic without a record counts as not partitioned."""
+        exist. A non-persistent topic without a record counts as not partitioned. Raises the errors of the metadata."""
         if topic.persistent and await self._is_there(topic):
             return 0  # it is one or the other
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
@@ -306,7 +308,7 @@ class Catalog:
 
     async def count_existing_partitions(self, topic: TopicName) -> int:
         """Returns the number of partitions of the topic (0: the topic is not partitioned), as `count_partitions` does.
-        Raises TopicNotFound if the topic does not exist."""
+        Raises TopicNotFound if the topic does not exist. Raises the errors of the metadata, too."""
         found = await self.count_partitions(topic)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
@@ -314,7 +316,7 @@ class Catalog:
 
     async def read_created_ms(self, topic: TopicName) -> int:
         """Returns when the topic or partition was created (ms since the epoch), which distinguishes it from deleted
-        topics of its name. Raises TopicNotFound if it does not exist."""
+        topics of its name. Raises TopicNotFound if it does not exist. Raises the errors of the metadata, too."""
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
@@ -326,7 +328,8 @@ class Catalog:
         partitions is not created now but at its first use (`ensure_topic_exists`), because Pulsar's clients send this
         query before they use a topic. While the metadata does not answer, returns the last known number
         (broker/common/retry.py). Raises TopicNotFound if the topic is missing and not created; TenantNotFound or
-        NamespaceNotFound if its namespace is missing; NotAllowed if the namespace has its maximum of topics."""
+        NamespaceNotFound if its namespace is missing; NotAllowed if the namespace has its maximum of topics. Raises the
+        errors of the metadata, too."""
         return await self._last_partitions.read_or_get_last(
             topic, lambda: self._partitions_or_create(topic, by_use=by_use)
         )
@@ -351,7 +354,8 @@ class Catalog:
         """Checks that a topic or a partition may be used. Creates the missing record of the topic if automatic creation
         is allowed; a non-persistent topic needs no record. Raises TopicNotFound if the topic does not exist and is not
         created, or if it has no partition of this number; raises NotAllowed if the topic is partitioned, or the
-        namespace has its maximum of topics; TenantNotFound or NamespaceNotFound if its namespace does not exist."""
+        namespace has its maximum of topics; TenantNotFound or NamespaceNotFound if its namespace does not exist. Raises
+        the errors of the metadata, too."""
         if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
             return
         policies = await self.get_namespace(topic.namespace_name)
@@ -378,7 +382,7 @@ class Catalog:
         """Creates a topic; if `partitions` is 0, a topic without partitions. Creates nothing for a non-persistent topic
         without partitions. Raises TenantNotFound or NamespaceNotFound if the namespace does not exist; AlreadyExists if
         the topic exists; NotAllowed if the namespace has its maximum of topics; InvalidRequest if `partitions` is above
-        PARTITIONS_MAX, or `topic` is the name of a partition."""
+        PARTITIONS_MAX, or `topic` is the name of a partition. Raises the errors of the metadata, too."""
         await self.get_namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
@@ -425,7 +429,8 @@ class Catalog:
         """Adds partitions to a topic, so that it has `partitions` in all. Raises TopicNotFound if there is no such
         topic; InvalidRequest if it was made without partitions, has more than `partitions` already, or `partitions` is
         above PARTITIONS_MAX; NotAllowed if the namespace may not have that many topics; Unavailable if the number
-        changes all the time. If it has changed meanwhile, decides again by the new number.
+        changes all the time; and the errors of the metadata. If it has changed meanwhile, decides again by the new
+        number.
 
         First the new partitions get the subscriptions of the first partition, each at the beginning of the partition;
         then the number of partitions is changed. So no message is published to a partition that lacks a subscription; a
@@ -494,9 +499,9 @@ class Catalog:
         ]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
-        """Raises TopicNotFound if the topic or partition with this `incarnation` does not exist any more. With
-        `incarnation` 0, accepts any topic of this name. Does nothing for a non-persistent topic, because its schemas
-        outlive the topic."""
+        """Raises TopicNotFound if the topic or partition with this `incarnation` does not exist any more, and the
+        errors of the metadata. With `incarnation` 0, accepts any topic of this name. Does nothing for a non-persistent
+        topic, because its schemas outlive the topic."""
         if not incarnation or not topic.persistent:
             return
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
@@ -508,7 +513,7 @@ class Catalog:
         """Returns a CheckNodeVersion for the commit that deletes the topic: it holds if the topic's record has not
         changed until then. `ended`: the record with which this broker ended the topic. Returns None if the topic was
         deleted already (another topic may have its name now). Raises NotOwner if another broker has taken the topic
-        over."""
+        over. Raises the errors of the metadata, too."""
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -523,7 +528,8 @@ class Catalog:
         """Deletes the record of a persistent topic and, unless it is a partition, its policies and its schedules, in
         one commit with the operations `also`. The same commit stores that the ledgers `ledgers` must be deleted, so
         that this is done even after a crash. Raises BadVersion and changes nothing if the check `still`
-        (`make_topic_unchanged_check`) fails: the topic was taken over or created again."""
+        (`make_topic_unchanged_check`) fails: the topic was taken over or created again. Raises the errors of the
+        metadata, too."""
         self._last_partitions.discard(topic.base)
         operations: list[CommitOperation] = [DeleteNode(still.path, still.expected), *also]
         if not topic.is_partition:
@@ -532,14 +538,15 @@ class Catalog:
 
     async def get_partitioned_record(self, topic: TopicName) -> PartitionedRecord | None:
         """Returns the record of a partitioned topic; None if no partitioned topic has this name. To delete the topic,
-        pass the record to `make_partition_count_check`."""
+        pass the record to `make_partition_count_check`. Raises the errors of the metadata."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
     async def make_partition_count_check(self, topic: TopicName, ended: PartitionedRecord) -> CheckNodeVersion | None:
         """Returns a CheckNodeVersion for the commit that deletes the record of a partitioned topic, after its
         partitions were deleted: it holds while the record does not change. `ended`: the record when the deletion began.
-        Returns None if the topic was deleted already. Raises Busy if partitions were added meanwhile."""
+        Returns None if the topic was deleted already. Raises Busy if partitions were added meanwhile. Raises the errors
+        of the metadata, too."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -552,7 +559,8 @@ class Catalog:
     ) -> None:
         """Deletes the record of a partitioned topic and, if the topic is persistent, its policies and its schedules, in
         one commit with the operations `also`. Raises BadVersion and changes nothing if the check `still`
-        (`make_partition_count_check`) fails: partitions were added, or the topic was deleted or created again."""
+        (`make_partition_count_check`) fails: partitions were added, or the topic was deleted or created again. Raises
+        the errors of the metadata, too."""
         self._last_partitions.discard(topic)
         await self._store.commit([
             DeleteNode(still.path, still.expected),

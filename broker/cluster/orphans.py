@@ -50,8 +50,8 @@ subscription."""
 
 
 class Orphan(NamedTuple):
-    """A ledger that exists although no record in the metadata names it. `topic`: the full name of the topic in its
-    properties; `created_ms`: when it was created (ms since the epoch)."""
+    """A ledger that exists although no record in the metadata names it. `ledger_id`: its id; `topic`: the full name of
+    the topic in its properties; `created_ms`: when it was created (ms since the epoch)."""
 
     ledger_id: int
     topic: str
@@ -61,7 +61,8 @@ class Orphan(NamedTuple):
 
 
 class MissingLedger(NamedTuple):
-    """A ledger that does not exist although a record in the metadata names it."""
+    """A ledger that does not exist although a record in the metadata names it. `ledger_id`: its id; `topic`: the full
+    name of the topic whose record names it."""
 
     ledger_id: int
     topic: str

@@ -41,7 +41,7 @@ not answer, as it listed them last.
     found = await members.read_lists(store)  returns after at most twice METADATA_ANSWER_WAIT_S
     found.away_ms                            0, or when the metadata answered last: the lists are as of then, or older
     found.late                               the lists are old, but the metadata answered less than
-    METADATA_SILENCE_S_MAX ago
+                                             METADATA_SILENCE_S_MAX ago
 
 The lists are for the view of operators, who need it most while the metadata does not answer. A broker reads them every
 SERVER_LISTS_REFRESH_S, so that it knows them before it is asked. No decision uses them: ownership and the placement of
@@ -142,9 +142,9 @@ async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
 
 
 async def request_broker_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
-    """Stores the order that the broker drains. The order applies until `cancel_broker_drain`. Idempotent. For a broker
-    with a random name, which has another name after a restart, the order also contains its address. Raises the errors
-    of the metadata."""
+    """Stores the order that the broker drains. `now_ms`: the present time (ms since the epoch), which is stored with
+    the order. The order applies until `cancel_broker_drain`. Idempotent. For a broker with a random name, which has
+    another name after a restart, the order also contains its address. Raises the errors of the metadata."""
     endpoint = broker.endpoint if _RANDOM_NAME.fullmatch(broker.name) else ""
     order = DrainRecord(broker=broker.name, endpoint=endpoint, since_ms=now_ms)
     await update_record(store, paths.draining_broker(broker.name), DrainRecord, lambda found: found or order)
@@ -201,8 +201,8 @@ async def list_dead_brokers(store: MetadataStore, started: Sequence[str], regist
     list[tuple[StartedBrokerRecord, int]]
 ):
     """Returns the records, with their versions, of the brokers that have died, sorted by name. `started`: the segments
-    below STARTED_BROKERS, which the caller must have read before the `registered` brokers: one that registers meanwhile
-    is then in none of the two, or in both. Raises the errors of the metadata."""
+    below `paths.STARTED_BROKERS`, which the caller must have read before the `registered` brokers: one that registers
+    meanwhile is then in none of the two, or in both. Raises the errors of the metadata."""
     names = {each.name for each in registered}
     paths_ = [f"{paths.STARTED_BROKERS}/{each}" for each in started if paths.decode_segment(each) not in names]
     found = [await get_readable_record(store, path, StartedBrokerRecord) for path in paths_]
@@ -210,7 +210,8 @@ async def list_dead_brokers(store: MetadataStore, started: Sequence[str], regist
 
 
 def has_broker_restarted(died: StartedBrokerRecord, registered: Sequence[BrokerRecord]) -> bool:
-    """Returns True if a broker with a random name runs again, under another random name at the same address."""
+    """Returns True if the broker of the record `died` has a random name, and runs again as one of the `registered`
+    brokers, under another random name at the same address."""
     return _RANDOM_NAME.fullmatch(died.broker) is not None and any(
         each.endpoint == died.endpoint and _RANDOM_NAME.fullmatch(each.name) for each in registered
     )
@@ -277,9 +278,10 @@ class Ownership:
         self.leaving = 0  # bundles that are being given up: their topics close
 
     async def register_broker(self) -> None:
-        """Registers this broker in the metadata, so that other brokers and clients can find it. Must be called once in
-        each metadata session. Raises NewerFormat if the upgrade of the cluster was finished meanwhile, and this broker
-        is older, and the errors of the metadata."""
+        """Registers this broker in the metadata, so that other brokers and clients can find it, and writes its
+        StartedBrokerRecord as soon as the cluster's format has such records. Must be called once in each metadata
+        session. Raises NewerFormat if the upgrade of the cluster was finished meanwhile, and this broker is older, and
+        the errors of the metadata."""
         async with self._registering:
             await self._register(self.me)
         await check_format_after_registration(self._store)
@@ -299,14 +301,14 @@ class Ownership:
 
     async def store_draining(self, draining: bool) -> None:
         """Stores in the registration of this broker whether it drains. Writes nothing if the registration says so
-        already."""
+        already. Raises the errors of the metadata."""
         async with self._registering:
             if self.me.draining != draining:
                 await self._register(msgspec.structs.replace(self.me, draining=draining))
 
     async def report_load(self, busy_percent: int) -> None:
         """Stores the load of this broker in its registration, if it differs enough from the stored load.
-        `busy_percent`: the share of one processor core that the broker uses."""
+        `busy_percent`: the share of one processor core that the broker uses. Raises the errors of the metadata."""
         async with self._registering:
             load = BrokerLoadReport(busy_percent, len(self._owned))
             if load.differs_enough_to_report(self.me):
@@ -316,7 +318,8 @@ class Ownership:
 
     @staticmethod
     def owner_record_path(topic: TopicName, policies: NamespaceRecord) -> str:
-        """Returns the path, in the metadata, of the owner record of the bundle to which the topic belongs."""
+        """Returns the path, in the metadata, of the owner record of the bundle to which the topic belongs. `policies`:
+        the record of the topic's namespace."""
         return _path_of(topic, find_topic_bundle_number(topic, policies.bundles), policies.bundles)
 
     def make_owner_check(self, path: str) -> Callable[[], bool]:
@@ -332,16 +335,16 @@ class Ownership:
         self, topic: TopicName, policies: NamespaceRecord, *, opens: bool = False
     ) -> BrokerRecord:
         """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker takes the bundle,
-        or assigns it to another broker of its group. `opens`: a client wants to open the topic here. If the owner
-        drains, it has probably sent the client to this broker, so this call then waits up to BUNDLE_MOVE_WAIT_S until
-        the bundle has a new owner. Raises Unavailable if the owner is shutting down, or the owner record keeps
-        changing."""
+        or assigns it to another broker of its group. `policies`: the record of the topic's namespace. `opens`: a client
+        wants to open the topic here. If the owner drains, it has probably sent the client to this broker, so this call
+        then waits up to BUNDLE_MOVE_WAIT_S until the bundle has a new owner. Raises Unavailable if the owner is
+        shutting down, or the owner record keeps changing. Raises the errors of the metadata, too."""
         path = self.owner_record_path(topic, policies)
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
     async def find_owner_by_path(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
         """Returns the owner of the object whose owner record is at `path`, in the same way, and with the same errors,
-        as `find_owner`. `what`: the name of the object in texts of errors."""
+        as `find_owner`. `what`: the name of the object in texts of errors; `opens`: as in `find_owner`."""
         if self.is_owned(path):
             return self.me
         owner = await self._find_owner(path, what)
@@ -418,7 +421,7 @@ class Ownership:
 
     async def choose_next_owner(self, path: str, *, others: bool = False) -> BrokerRecord | None:
         """Returns the broker of the group that should own the object whose owner record is at `path`; None if no broker
-        may own it. `others` True: this broker is not chosen."""
+        may own it. `others` True: this broker is not chosen. Raises the errors of the metadata."""
         group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
@@ -428,7 +431,8 @@ class Ownership:
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
     async def has_other_brokers_in_group(self) -> bool:
-        """Returns True if the group has another broker that may get the bundles of this broker."""
+        """Returns True if another broker of the group is registered and does not drain, so that it may get the bundles
+        of this broker. Raises the errors of the metadata."""
         return any(
             each.group == self.me.group and each.name != self.me.name and not each.draining
             for each in await list_brokers(self._store)
@@ -458,7 +462,8 @@ class Ownership:
 
     async def reclaim_bundles(self) -> None:
         """Takes the bundles of this broker again, in a new metadata session. A bundle that another broker owns by now
-        is given up. If this call raises an error, the caller must repeat it."""
+        is given up. Raises Unavailable if the owner record of a bundle keeps changing, and the errors of the metadata.
+        After any error the caller must repeat the call."""
         for path in list(self._owned):
             if not await self._reclaim_path(path):
                 del self._owned[path]
@@ -489,10 +494,11 @@ class Ownership:
         return sorted(path for path in self._owned if path.startswith(folder))
 
     async def release_bundle(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
-        """Gives up one bundle: from now on none of its topics is loaded at this broker. Calls `unload`, which closes
-        the loaded topics, and then deletes the owner record, so that another broker can own the bundle. If `unload`
-        raises, the bundle stays this broker's, and the error is raised. Runs to its end even if the caller is
-        cancelled. Meanwhile, look-ups of its topics at this broker wait."""
+        """Gives up the bundle whose owner record is at `path`: from now on none of its topics is loaded at this broker.
+        Calls `unload`, which closes the loaded topics, and then deletes the owner record, so that another broker can
+        own the bundle. If `unload` raises, the error is raised, and the bundle stays this broker's unless another
+        broker has taken it. Runs to its end even if the caller is cancelled. Meanwhile, look-ups of its topics at this
+        broker wait. Raises the errors of the metadata, too."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await run_to_end(self._release(path, unload))
 
@@ -524,10 +530,11 @@ class Ownership:
             self.leaving -= 1
 
     async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> bool:
-        """Gives one bundle to the broker `heir`, in the order of steps at the head of this module. `unload`: a function
-        that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled. Returns False, and
-        does nothing, if this broker has given the bundle up meanwhile. Raises the error of `unload`; the bundle stays
-        this broker's then."""
+        """Gives the bundle whose owner record is at `path` to the broker `heir`, in the order of steps at the head of
+        this module. `unload`: a function that closes the loaded topics of the bundle. Runs to its end even if the
+        caller is cancelled. Returns False, and does nothing, if this broker has given the bundle up meanwhile. Raises
+        the error of `unload`; then the bundle stays this broker's unless another broker has taken it. Raises the errors
+        of the metadata, too."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
             if path not in self._owned:
                 return False
@@ -547,8 +554,8 @@ class Ownership:
         return list(self._owned)
 
     async def close(self) -> None:
-        """Gives up every bundle and deletes the registration of this broker. The caller must have unloaded all topics
-        before."""
+        """Gives up every bundle, and deletes the registration of this broker and its StartedBrokerRecord. The caller
+        must have unloaded all topics before. Raises the errors of the metadata."""
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()

@@ -98,7 +98,7 @@ class PolicyCache:
     # ------------------------------------------------------------------ asking
     async def get_applied_policies(self, topic: TopicName) -> AppliedPolicies:
         """Returns the policies in force for a topic. Reads the policies of its namespace first if they are not in the
-        cache."""
+        cache. Raises the errors of the metadata."""
         await self._namespace(topic.namespace_name)
         return self.get_applied_policies_nowait(topic)
 
@@ -111,12 +111,14 @@ class PolicyCache:
         return applied if topic.persistent else adapt_policies_to_non_persistent(applied)
 
     async def get_applied_namespace_policies(self, name: NamespaceName) -> AppliedPolicies:
-        """Returns the policies in force for a namespace. Reads them first if they are not in the cache."""
+        """Returns the policies in force for a namespace. Reads them first if they are not in the cache. Raises the
+        errors of the metadata."""
         return (await self._namespace(name)).applied
 
     async def read_uninherited_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
         """Reads the policies that are set for the topic itself from the metadata, and returns them; without `topic`,
-        for the namespace `name` itself; without both, for all brokers. Inherited policies are not included."""
+        for the namespace `name` itself; without both, for all brokers. Inherited policies are not included. If none are
+        set there, all fields of the result are None. Raises the errors of the metadata."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NO_POLICIES if found is None else found[0].policies
 
@@ -144,7 +146,7 @@ class PolicyCache:
     async def read_cluster_policies_record(self) -> PoliciesRecord:
         """Reads the record of the settings that operators have changed for all brokers from the metadata, and returns
         it: policies, and in `properties` the texts of the settings in RuntimeSettings. Returns an empty record if none
-        is stored."""
+        is stored. Raises the errors of the metadata."""
         found = await get_record(self._metadata, paths.BROKER_POLICIES, PoliciesRecord)
         return PoliciesRecord() if found is None else found[0]
 
@@ -159,7 +161,7 @@ class PolicyCache:
     ) -> Policies:  # fmt: skip
         """Sets the policies in `given`, and removes the policies named in `remove`, for the topic or the namespace; if
         `name` is None, for all brokers. Returns the policies that are then set there. Raises InvalidRequest if the
-        policies contradict each other."""
+        policies contradict each other. Raises the errors of the metadata, too."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -179,7 +181,7 @@ class PolicyCache:
 
     async def change_runtime_setting(self, name: str, text: str | None) -> None:
         """Sets the setting `name` of RuntimeSettings for all brokers to `text`; None: removes it. This broker uses the
-        new value when this call returns."""
+        new value when this call returns. `text` is stored without a check. Raises the errors of the metadata."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -192,7 +194,7 @@ class PolicyCache:
 
     async def read_properties(self, name: NamespaceName, topic: TopicName | None) -> dict[str, str]:
         """Reads the properties of the topic, or of the namespace if `topic` is None, from the metadata. Returns {} if
-        none are set."""
+        none are set. Raises the errors of the metadata."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return {} if found is None else found[0].properties
 
@@ -200,7 +202,7 @@ class PolicyCache:
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
         """Replaces the properties of a topic or a namespace. `change`: a function that returns the new properties for
-        the current ones; it may be called several times."""
+        the current ones; it may be called several times. Raises the errors of `change` and of the metadata."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()

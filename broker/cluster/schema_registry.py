@@ -68,8 +68,9 @@ _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
 class SchemaPolicies(NamedTuple):
-    """The policies of a topic that affect its schemas (proto/policies.py). `auto_update`: whether producers may
-    register new schemas; `enforced`: whether a producer without a schema is refused if the topic has one."""
+    """The policies of a topic that affect its schemas (proto/policies.py). `compatibility`: the rule for new schemas;
+    `auto_update`: whether producers may register new schemas; `enforced`: whether a producer without a schema is
+    refused if the topic has one."""
 
     compatibility: Compatibility = Compatibility.FULL
     auto_update: bool = True
@@ -94,7 +95,8 @@ class SchemaRegistry:
     # ------------------------------------------------------------------ asking
     async def get_schema(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
         """Returns the newest schema of the topic that is not deleted. If `version` is given, returns the schema of that
-        version, even if it is deleted. Raises SchemaNotFound if there is no such schema."""
+        version, even if it is deleted. Raises SchemaNotFound if there is no such schema. Raises the errors of the
+        metadata, too."""
         record, _ = await self._list(topic)
         entries = [e for e in record.schemas if (not e.deleted if version is None else e.version == version)]
         if not entries:
@@ -104,15 +106,17 @@ class SchemaRegistry:
 
     async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
         """Returns the schemas of the topic that are not deleted, ordered by version. Raises SchemaNotFound if the topic
-        has none, NotAllowed if their definitions together are too large for one answer."""
+        has none, NotAllowed if their definitions together are too large for one answer. Raises the errors of the
+        metadata, too."""
         record, _ = await self._list(topic)
         if not (live := _live(record)):
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
         return await self._together(topic, live, "ask for each by its number")
 
     async def find_schema_version(self, topic: TopicName, info: SchemaInfo) -> int:
-        """Returns the version of the topic's schema that is equal to `info`. Raises InvalidSchema if `info` is not a
-        valid schema, SchemaNotFound if no version is equal to it."""
+        """Returns the version of the topic's schema that is equal to `info`; deleted versions do not count. Raises
+        InvalidSchema if `info` is not a valid schema, SchemaNotFound if no version is equal to it. Raises the errors of
+        the metadata, too."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         for each in _live(record):
@@ -122,8 +126,9 @@ class SchemaRegistry:
 
     async def why_schema_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
         """Returns the reason why the schema could not be registered for the topic under the compatibility `mode`; None
-        if it could. Registers nothing. Raises InvalidSchema if `info` is not a valid schema; NotAllowed if there are
-        too many bytes to compare."""
+        if it could. Registers nothing. Raises InvalidSchema if `info` is not a valid schema, or the schemas have too
+        many types to compare; SchemaNotFound if the topic's schemas are deleted meanwhile; NotAllowed if there are too
+        many bytes to compare. Raises the errors of the metadata, too."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
@@ -135,9 +140,9 @@ class SchemaRegistry:
     async def register_producer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaPolicies, user: str
     ) -> int | None:
-        """Registers a producer's schema for the topic and returns its version; returns None if the producer has no
-        schema. Raises IncompatibleSchema if the topic's policy forbids the schema, or demands one; else the errors of
-        `register_schema`."""
+        """Registers a producer's schema `info` for the topic, as `register_schema` does, and returns its version;
+        returns None if the producer has no schema. Raises IncompatibleSchema if the topic's policy forbids the schema,
+        or demands one; else the errors of `register_schema`. Raises the errors of the metadata, too."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register_schema(topic, info, rules, user=user)
         if rules.enforced and _live((await self._last_list(topic))[0]):
@@ -147,10 +152,11 @@ class SchemaRegistry:
     async def check_consumer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaPolicies, user: str, *, idle: bool
     ) -> None:
-        """Checks that a consumer with its schema can read the topic's messages. `idle`: the topic has no messages and
-        no producers; if an idle topic has no schema, the consumer's schema is registered for it. Raises
-        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid; and the
-        errors of `register_schema` if it is registered."""
+        """Checks that a consumer with the schema `info` (None: it has none, which is accepted) can read the topic's
+        messages. `rules`: the policies of the topic. `idle`: the topic has no messages and no producers; if an idle
+        topic has no schema, the consumer's schema is registered for it. Raises IncompatibleSchema if the consumer
+        cannot read the messages, InvalidSchema if its schema is not valid; NotAllowed if there are too many bytes to
+        compare; and the errors of `register_schema` if it is registered. Raises the errors of the metadata, too."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -174,11 +180,12 @@ class SchemaRegistry:
     async def register_schema(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaPolicies, *, user: str, by_hand: bool = False
     ) -> int:
-        """Registers a schema for the topic, and returns its version; if an equal schema is registered already, returns
-        the version of that. `user`: the role that is stored with it; `by_hand`: an operator registers the schema, which
-        is allowed even where producers may not register schemas. Raises IncompatibleSchema if the policies forbid it;
-        InvalidSchema if it is not valid; NotAllowed if the topic has SCHEMA_VERSIONS_MAX versions, or there are too
-        many bytes to compare; OutcomeUnknown if it may be registered after REGISTER_ATTEMPTS_MAX attempts."""
+        """Registers the schema `info` for the topic, under the policies `rules`, and returns its version; if an equal
+        schema is registered already, returns the version of that. `user`: the role that is stored with it; `by_hand`:
+        an operator registers the schema, which is allowed even where producers may not register schemas. Raises
+        IncompatibleSchema if the policies forbid it; InvalidSchema if it is not valid; NotAllowed if the topic has
+        SCHEMA_VERSIONS_MAX versions, or there are too many bytes to compare; OutcomeUnknown if it may be registered
+        after REGISTER_ATTEMPTS_MAX attempts. Raises the errors of the metadata, too."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(REGISTER_ATTEMPTS_MAX):
@@ -226,7 +233,7 @@ class SchemaRegistry:
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Marks all versions of the topic's schema as deleted. If `force` is True, also deletes their definitions.
         Returns the number of the newest version; None if the topic had no schema. Raises OutcomeUnknown if others
-        change the schemas during each of REGISTER_ATTEMPTS_MAX attempts."""
+        change the schemas during each of REGISTER_ATTEMPTS_MAX attempts. Raises the errors of the metadata, too."""
         for _ in range(REGISTER_ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -251,8 +258,8 @@ class SchemaRegistry:
         """Calls `commit`, which deletes a topic, with the operations that delete the topic's schemas in the same
         commit. If the schemas stayed, a later topic of this name could give one of their version numbers to another
         schema. The schemas of a non-persistent topic are not deleted, because such a topic ends whenever it is unused.
-        Raises BadVersion if the topic itself has changed, Busy if its schemas change during each of
-        REGISTER_ATTEMPTS_MAX attempts."""
+        Raises the errors of `commit`, such as BadVersion if the topic itself has changed; Busy if its schemas change
+        during each of REGISTER_ATTEMPTS_MAX attempts. Raises the errors of the metadata, too."""
         for _ in range(REGISTER_ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())
@@ -278,7 +285,8 @@ class SchemaRegistry:
 
     async def delete_namespace_schemas(self, name: NamespaceName) -> None:
         """Deletes the schemas that remain after a namespace was deleted: schemas of topics that never existed, and of
-        non-persistent topics. Raises OutcomeUnknown if others keep changing them."""
+        non-persistent topics. Raises OutcomeUnknown if others keep changing them. Raises the errors of the metadata,
+        too."""
         for each in await self._store.children(paths.schemas_of_namespace(name.tenant, name.namespace)):
             domain, _, local = paths.decode_segment(each).rpartition("/")
             await self._delete_versions(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))

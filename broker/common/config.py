@@ -211,8 +211,8 @@ class BrokerConfig(AppliedPolicies, frozen=True):
 
 
 class LedgerReplication(msgspec.Struct, frozen=True):
-    """The replication of a new ledger: the number of bookies, the number of copies of each entry, and the number of
-    copies that must be synced before an entry is confirmed."""
+    """The replication of a new ledger: the number of bookies (`ensemble_size`), the number of copies of each entry
+    (`write_quorum`), and the number of copies (`ack_quorum`) that must be synced before an entry is confirmed."""
 
     ensemble_size: int
     write_quorum: int
@@ -248,7 +248,9 @@ CHANGEABLE_POLICY_NAMES = tuple(name for name in APPLIED_POLICY_NAMES if name no
 
 class RuntimeSettings(msgspec.Struct, frozen=True):
     """The settings, other than policies, that an operator can change for all brokers while they run. A setting that is
-    None has, at each broker, the value of its own configuration."""
+    None has, at each broker, the value of its own configuration. `metrics_topics`: which topics have metrics of their
+    own; `auto_topic_creation`: whether first use creates a topic; `balance`: whether brokers move bundles by
+    themselves."""
 
     log_level: LogLevel | None = None  # of the whole process; debug costs processor time
     metrics_topics: MetricsLevel | None = None

@@ -65,7 +65,8 @@ def convert_join_answer_to_state(joined: JoinAnswer) -> TxnState:
 
 
 class ReportedTransaction(NamedTuple):
-    """The state of a transaction, as its coordinator reports it to a topic."""
+    """The state of a transaction, as its coordinator reports it to a topic. `name`: the name under which its client
+    began it, "" if it has none; `age_s`: seconds since it began."""
 
     txn: TxnId
     state: TxnState
@@ -104,8 +105,8 @@ class TransactionCoordinatorsPort(Protocol):
     def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Makes the topic with the full name `topic` a participant of the transaction without waiting, and returns
         True. Returns False if that is not possible: the coordinator is in another process, the transaction belongs to
-        another role, or it is ending. The caller should then await `join_transaction`, which waits or raises the
-        reason."""
+        another role, or it is ending. `owner`: as in `join_transaction`. The caller should then await
+        `join_transaction`, which waits or raises the reason."""
         ...
 
     async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
@@ -119,8 +120,8 @@ class TransactionCoordinatorsPort(Protocol):
 
 
 class NoCoordinators:
-    """The Coordinators of a broker or a topic without transactions. Every join and every question raises NotAllowed;
-    `join_transaction_nowait` returns False."""
+    """The TransactionCoordinatorsPort of a broker or a topic without transactions. Every join and every question raises
+    NotAllowed; `join_transaction_nowait` returns False."""
 
     async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         raise NotAllowed(f"topic {topic} takes no transactions")

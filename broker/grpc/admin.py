@@ -89,7 +89,8 @@ class MessageAdminService:
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
         """Returns the orphaned ledgers (no metadata record names them) and the missing ledgers (a record names them,
         but they do not exist). With `remove`, deletes the orphaned ledgers; with `unexplained` too, also those whose
-        topic or subscription has no record, or a younger one. Any broker can answer this rpc."""
+        topic or subscription has no record, or a younger one. Any broker can answer this rpc. Raises the errors of
+        `TopicManager.find_orphans`."""
         found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         orphans = (
@@ -179,8 +180,8 @@ def _position(given: wire.Position | wire.MessageId) -> Position:
 
 
 def to_wire_delivery(shown: EntryWithHiddenMessages) -> wire.Delivery:
-    """Returns the entry as a wire message of type Delivery. Its `acked_batch_indexes` are the batch indexes of the
-    messages that the caller must not see."""
+    """Returns the entry `shown` as a wire message of type Delivery. Its `acked_batch_indexes` are the batch indexes of
+    the messages that the caller must not see."""
     ledger_id, entry_id = shown.entry.position
     return wire.Delivery(
         ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden

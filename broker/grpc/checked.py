@@ -192,7 +192,8 @@ async def authorize_request(
 ) -> None:
     """Checks whether the caller may call the unary rpc `path` ("Admin.DeleteTopic") with this request. Raises
     Unauthorized if the caller may not; InvalidName if a topic or namespace in the request has an invalid name;
-    Unavailable if the grants cannot be read. `audited`: a refusal is written to the audit log."""
+    Unavailable, or another error of the metadata, if the grants cannot be read. `audited`: a refusal is written to the
+    audit log."""
     if not may_call_every_operation(context.principal):
         await _authorize(path, PERMISSION_RULES[path], request, context, access, audited=audited)
 

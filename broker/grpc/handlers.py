@@ -62,7 +62,8 @@ ReadRpcStream = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
 
 async def serve_read_stream(broker: TopicManager, stream: ReadRpcStream, caller: CallContext) -> None:
     """Serves one Read stream of a client until the client ends it. For each request in turn, sends the entries of the
-    requested range, and then `done` with the first index that was not read, or with the error."""
+    requested range, and then `done` with the first index that was not read, or with the error. Raises the error with
+    which the stream was lost."""
     while True:
         try:
             items = await stream.receive()
@@ -568,8 +569,8 @@ TopicWatchStream = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
 
 async def serve_topic_watch(topics: TopicQueries, stream: TopicWatchStream, caller: CallContext) -> None:
     """Serves one WatchTopics stream of a client: sends the list of the topics of a namespace, and then each change.
-    Returns when the client ends the stream. Raises InvalidRequest if the first item names no namespace, and the error
-    with which the watch ends."""
+    Returns when the client ends the stream. Raises InvalidRequest if the first item names no namespace, InvalidName if
+    the name is invalid, EndOfStream if there is no item, and the errors of `TopicQueries.watch_topics`."""
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")

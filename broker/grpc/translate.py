@@ -144,22 +144,22 @@ CONSUMER_PROTOCOL_LEVEL = 1
 
 
 def make_probe_answer_frame(id_: int, request_id: int, found: DeliveryProbeResult) -> wire.ServerFrame:
-    """Returns the frame that answers a `probe` request of a consumer. `id_`: the id of the consumer on the stream;
-    `request_id`: the id of the request."""
+    """Returns the frame that answers a `probe` request of a consumer. `found`: the answer to the probe; `id_`: the id
+    of the consumer on the stream; `request_id`: the id of the request."""
     answer = wire.Probed(request_id=request_id, end_index=found.end_index, why=str(found.why))
     return wire.ServerFrame(id=id_, probed=answer)
 
 
 def make_progress_frame(id_: int, request_id: int, found: SubscriptionProgress) -> wire.ServerFrame:
-    """Returns the frame that answers a request for the progress of a subscription. `id_`: the id of the consumer on the
-    stream; `request_id`: the id of the request."""
+    """Returns the frame that answers a request for the progress of a subscription. `found`: the progress; `id_`: the id
+    of the consumer on the stream; `request_id`: the id of the request."""
     answer = wire.Progress(request_id=request_id, **msgspec.structs.asdict(found))
     return wire.ServerFrame(id=id_, progress=answer)
 
 
 def make_seek_done_frame(id_: int, request_id: int, session: ConsumerSession) -> wire.ServerFrame:
-    """Returns the frame that says that a seek is done. For a reader it names the message after which the reader now
-    starts."""
+    """Returns the frame that says that a seek is done. `id_`: the id of the consumer on the stream; `request_id`: the
+    id of the request. For a reader the frame names the message after which the reader now starts."""
     answer = wire.Done(request_id=request_id)
     _set_start(answer, session)
     return wire.ServerFrame(id=id_, done=answer)
@@ -185,8 +185,8 @@ def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[No
 
 
 async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
-    """Acknowledges the entries of a request in the request's transaction. Raises the errors of
-    `ConsumerSession.ack_in_transaction`."""
+    """Acknowledges the entries of a request in the request's transaction. Raises InvalidRequest if the request is
+    malformed, and the errors of `ConsumerSession.ack_in_transaction`."""
     txn = TxnId.from_numbers(ack.txn.most, ack.txn.least)
     for _ in _check_ack(ack):
         await asyncio.sleep(0)
@@ -271,7 +271,8 @@ async def seek_subscription(session: ConsumerSession, asked: wire.Seek) -> None:
 
 
 def make_last_message_frame(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
-    """Returns the frame that answers a request for the topic's last message."""
+    """Returns the frame that answers a request for the topic's last message. `id_`: the id of the consumer on the
+    stream; `request_id`: the id of the request; `found`: the last message."""
     answer = wire.LastMessageId(
         request_id=request_id, index=found.index,
         id=wire.MessageId(

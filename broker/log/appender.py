@@ -51,11 +51,11 @@ class LogOutcomePort(Protocol):
     wait or raise."""
 
     def on_confirmed(self, publish: Publish, position: Position, index: int) -> None:
-        """Called when the entry is stored at `position`. `index`: the index of its last message."""
+        """Called when the entry of `publish` is stored at `position`. `index`: the index of its last message."""
         ...
     def on_failed(self, publish: Publish, error: MagnetarError) -> None:
-        """Called when the entry is not stored, or when it is not known whether it is stored (`error.definite` says
-        which)."""
+        """Called when the entry of `publish` is not stored, or when it is not known whether it is stored
+        (`error.definite` says which)."""
         ...
 
 
@@ -63,7 +63,9 @@ class Publish(QueuedPublish):
     """An entry on its way from the frame in which it arrived to its receipt. The producer, the queue of the log and the
     writer of the ledger share this object. `count`: the number of its messages; `client_bytes`: the size of its
     client-part; `numbers`: its sequence ids; `deliver_at_ms`: when consumers may get it (ms since the epoch; 0: at
-    once); `frames`: the stored bytes, () until the log has queued it."""
+    once); `publisher`: gets the outcome; `name`: the producer's name; `txn`: its transaction, None if it is in none;
+    `timestamp_ms`: when it was queued (ms since the epoch); `arrived_s`: the same in monotonic seconds; `frames`: the
+    stored bytes, () until the log has queued it."""
 
     __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "expiry", "name", "numbers",
                  "publisher", "redriven_to", "timestamp_ms", "txn")  # fmt: skip
@@ -208,7 +210,8 @@ class LogAppender:
         self.queue.start_ledger(writer.ledger_id)
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Called when the ledger has stored the entries up to `last_entry`: confirms their publishes, in order."""
+        """Called when the ledger has stored the entries up to `last_entry`: confirms their publishes, in order. Does
+        nothing if `writer` is not that of the present ledger."""
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
         if confirmed := self.queue.take_confirmed(last_entry):
@@ -216,7 +219,8 @@ class LogAppender:
             self._on_confirmed()
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
-        """Called when the writer of the ledger has failed. The log then continues in another ledger."""
+        """Called when the writer of the ledger has failed. The log then continues in another ledger. Does nothing if
+        `writer` is not that of the present ledger."""
         if writer is self.writer:
             self._on_stopped()
 
@@ -327,8 +331,8 @@ class SlowPublishLog:
     ) -> None:  # fmt: skip
         """Writes a log line about publishes that are confirmed together, of which the first is slow. Writes at most
         SLOW_ENTRY_LINES_MAX lines in SLOW_ENTRY_LINES_S seconds; the next line has the number of those left out.
-        `now_s`: the present time; `ledger_s`: when a new ledger began to accept entries; `room_s`: when the ledger had
-        room again (all in monotonic seconds; 0: that did not happen)."""
+        `writer`: the writer of their ledger; `now_s`: the present time; `ledger_s`: when a new ledger began to accept
+        entries; `room_s`: when the ledger had room again (all in monotonic seconds; 0: that did not happen)."""
         if now_s - self._since >= SLOW_ENTRY_LINES_S:
             self._since, self._lines = now_s, 0
         if self._lines >= SLOW_ENTRY_LINES_MAX:

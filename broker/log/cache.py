@@ -4,7 +4,8 @@ An entry is added when it is confirmed. When the cache exceeds its bound, the en
 Consumers that follow the tail of a topic get their entries from this cache. Entries that other consumers read from
 bookies while they catch up are added to a second cache of the same kind (`recent`): so they do not evict the tail, and
 several such consumers read an entry from bookies once. An entry counts with its bytes and ENTRY_OVERHEAD_BYTES for its
-Python objects: entries of 100 bytes count with six times their size. Guarding test: tests/broker/log/test_cache.py. """
+Python objects: entries of 100 bytes count with six times their size. Guarding test: tests/broker/log/test_cache.py.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ for one that was published, 470 for one that was read."""
 
 class StoredEntry:
     """An entry of a topic as it is delivered. `frames`: its bytes; `count`: the number of its messages; `index`: the
-    index of the last message; `size`: in bytes; `timestamp_ms`: when the broker stored it (ms since the epoch)."""
+    index of the last message; `size`: in bytes; `timestamp_ms`: when the broker stored it (ms since the epoch).
+    `chunk_of`: the uuid of the message of which it is a chunk, "" if it is none; `deliver_at_ms`: no consumer gets it
+    before (ms since the epoch; 0: at once); `expiry`: None if none of its messages expires; `redriven_to`: the only
+    subscription that gets it, "" for all."""
 
     __slots__ = (
         "_slots", "chunk_of", "count", "deliver_at_ms", "expiry", "frames", "index", "position", "redriven_to", "size",
@@ -186,7 +190,8 @@ class TailCache:
                 self._drop_oldest()
 
     def add_entries_of_ledger(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
-        """Adds several entries of one ledger, which must be in order."""
+        """Adds several entries of one ledger, which must be in order. Skips those that are in the cache already. Then
+        evicts the oldest entries until the cache fits `bytes_max`."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = {}

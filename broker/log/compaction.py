@@ -243,7 +243,8 @@ class CompactedReader:
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Returns entries from `position` on: up to the horizon the surviving ones, after the horizon the entries of
         the log. Returns no entries if no entry at or after `position` survives, and the log has none after the horizon.
-        Raises the errors of reading the log."""
+        About `bytes_max` bytes, at least one entry; `last_entry` counts only if `position` is after the horizon. Raises
+        the errors of reading the log."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
@@ -630,7 +631,8 @@ class CompactionRun:
     # ------------------------------------------------------------------ the steps
     async def survey(self) -> None:
         """Step: finds the messages that survive. Reads the log once, or several times if the keys of all messages need
-        more memory than the limit."""
+        more memory than the limit. Raises the errors of reading the log; if bookies do not answer, only after
+        READ_ATTEMPTS_MAX attempts."""
         survey, progress = self._survey, self._of.progress
         while not survey.is_done:
             live = self._live()
@@ -648,12 +650,12 @@ class CompactionRun:
         self._survey.add_entry(entry.first_index, entry.count, parse_entry(entry.payload))
 
     async def create(self) -> None:
-        """Step: creates the new compacted ledger."""
+        """Step: creates the new compacted ledger. Raises the errors of `TopicStateLedgers.create_ledger`."""
         self._writer = await self._of.ledgers.create_ledger()
 
     async def name(self) -> None:
         """Step: stores the id of the new ledger in the topic's record, so that the ledger can be deleted after a crash.
-        Then deletes the ledgers that earlier unfinished runs left."""
+        Then deletes the ledgers that earlier unfinished runs left. Raises the errors of `TopicLog.commit_fields`."""
         record, writer = self._log.record, self._writer
         assert writer is not None, "a ledger was created"
         current = record.compacted.ledger_id if record.compacted is not None else -1
@@ -662,7 +664,8 @@ class CompactionRun:
         await self._of.ledgers.delete_ledgers(*before)
 
     async def copy(self) -> None:
-        """Step: reads the log again, and appends the surviving entries to the new ledger."""
+        """Step: reads the log again, and appends the surviving entries to the new ledger. Raises the errors of reading
+        the log (as `survey`), and those of an append to the new ledger (`LedgerWriter.append`)."""
         writer, survivors = self._writer, self._survey.survivors
         assert writer is not None, "a ledger was created"
         async for entries in self._read():
@@ -680,13 +683,14 @@ class CompactionRun:
         await self._stored()
 
     async def close(self) -> None:
-        """Step: closes the new ledger."""
+        """Step: closes the new ledger. Raises the errors of `LedgerWriter.close`."""
         assert self._writer is not None, "a ledger was created"
         await self._writer.close()
 
     async def publish(self) -> None:
         """Step: names the new ledger as the compacted ledger in the topic's record, in one commit. Opens the ledger
-        first, to be sure that it can be read."""
+        first, to be sure that it can be read. Raises the errors of `CompactedLedger.open` and `TopicLog.commit_fields`.
+        """
         log, writer = self._log, self._writer
         assert writer is not None, "a ledger was created"
         self._compacted = CompactedLedgerInfo(
@@ -700,7 +704,7 @@ class CompactionRun:
         self._of.on_published(opening)
 
     async def delete(self) -> None:
-        """Step: deletes the former compacted ledger."""
+        """Step: deletes the former compacted ledger, if there is one. If that fails, only logs the error."""
         if self._old is not None:
             await self._of.ledgers.delete_ledgers(self._old.record.ledger_id)
 

@@ -138,7 +138,7 @@ def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
 
 def encode_survivor_table(rows: list[SurvivingEntriesRow]) -> list[bytes]:
     """Returns the last entries of a compacted ledger, which store the table of surviving entries. Each entry contains
-    one piece of the table."""
+    one piece of the table. `rows`: one row for each ledger of the log that has survivors."""
     parts: list[bytes] = []
     for row in rows:
         bitmap = row.survivors.serialize()

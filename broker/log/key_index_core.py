@@ -35,7 +35,6 @@ an entry that cannot be parsed is always a candidate (OPAQUE_BLOCK). A block is 
 match although a search at the broker cannot see that: the message is in an encrypted batch, or was sent back to one
 subscription (`REDRIVEN_TO`). `find_candidates` with `hidden=True` returns such blocks, too. It then also ignores
 conditions on the publish time: a message in chunks has the time of its first chunk, which may be in another block.
-
 Guarding tests: tests/broker/log/test_key_index_core.py.
 """
 
@@ -107,8 +106,9 @@ def hash_name(name: str) -> int:
 # ----------------------------------------------------------------------------------------------------- one entry
 class EntryDescription(NamedTuple):
     """The facts of one entry that the index stores. `end_index`: the index after its last message; -1: the entry cannot
-    be parsed. Times are in ms since the epoch; `event_low` above `event_high`: no message has an event time. `hashes`:
-    of the keys, and of the properties if they are indexed; `flags`: OPAQUE_BLOCK and HIDDEN_BLOCK, or-ed."""
+    be parsed. `publish_ms`: its publish time. Times are in ms since the epoch; `event_low` above `event_high`: no
+    message has an event time. `hashes`: of the keys, and of the properties if they are indexed; `flags`: OPAQUE_BLOCK
+    and HIDDEN_BLOCK, or-ed."""
 
     end_index: int
     publish_ms: int
@@ -123,7 +123,7 @@ _UNREADABLE = EntryDescription(-1, 0, NO_EVENT_LOW, -1, frozenset(), OPAQUE_BLOC
 
 
 def describe_entry(entry: Buffer, *, with_properties: bool) -> EntryDescription:
-    """Returns the facts of a stored entry that the index stores; OPAQUE_BLOCK if the entry does not parse.
+    """Returns the facts of a stored entry that the index stores; its flag is OPAQUE_BLOCK if the entry does not parse.
     `with_properties`: also hashes the properties; a value of more than VALUE_CHARACTERS_MAX characters is left out. May
     take long: see `run_in_thread_if_slow`."""
     try:
@@ -162,7 +162,8 @@ def _list_fields(header: EntryHeader, entry: Buffer) -> tuple[Sequence[MessageFi
 class EntryRun(msgspec.Struct, array_like=True):
     """Consecutive entries of a ledger. `first_entry`: the id of the first entry; `first_index`: the index of its first
     message; `end_index`: the index after the last message of the last entry. `publish_…`, `event_…`: the bounds of the
-    times of the messages (ms since the epoch); `flags`: OPAQUE_BLOCK and HIDDEN_BLOCK, or-ed."""
+    times of the messages (ms since the epoch); `flags`: OPAQUE_BLOCK and HIDDEN_BLOCK, or-ed; `bytes`: the size of the
+    entries."""
 
     first_entry: int
     first_index: int
@@ -204,8 +205,8 @@ class KeyIndexBuilder:
         return self._postings >= POSTINGS_PER_SEGMENT_MAX
 
     def add(self, entry_id: int, size: int, entry: EntryDescription) -> None:
-        """Adds the next entry of the ledger. `size`: its bytes; `entry`: its description. A block with more than
-        BLOCK_HASHES_MAX hashes is marked OPAQUE_BLOCK, so that every search reads it."""
+        """Adds the next entry of the ledger, which has the id `entry_id`. `size`: its bytes; `entry`: its description.
+        A block with more than BLOCK_HASHES_MAX hashes is marked OPAQUE_BLOCK, so that every search reads it."""
         block = self._block
         if block is None:
             block = self._block = EntryRun(
@@ -334,7 +335,7 @@ class KeyIndex:
         return [first + (value >> 32 - bits) for first, bits in self._segments]
 
     def list_hashes(self, expression: FilterNode) -> set[int]:
-        """Returns the hashes for which `find_candidates` needs the postings."""
+        """Returns the hashes whose postings `find_candidates` needs for `expression`."""
         asked = set[int]()
 
         def note(value: int) -> BitMap:

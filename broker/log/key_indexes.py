@@ -22,7 +22,7 @@ Rules
   whose ledger left the list in another way (`topics skip-lost`) is removed by the next `run_due_work`.
 - **If an index cannot be read**, the search reads the ledger itself; a lost or damaged index is built again.
 - Bounds: an index for the newest INDEXES_MAX ledgers of a topic, one build at a time in a broker, one MiB of entries
-  and SEGMENT_POSTINGS in memory. Other tasks get the event loop after each 2 ms.
+  and POSTINGS_PER_SEGMENT_MAX in memory. Other tasks get the event loop after each 2 ms.
 
 Guarding tests: tests/broker/log/test_key_indexes.py.
 """
@@ -87,8 +87,8 @@ class KeyIndexSearch:
     async def find_candidates(self, expression: FilterNode, *, hidden: bool = False) -> BitMap:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message; `hidden` as in
         `KeyIndex.find_candidates`. Reads a page of each segment for each text that the expression asks for. Raises
-        DamagedKeyIndex if the index is damaged; DataLost if its ledger is lost; Unavailable if bookies do not
-        answer."""
+        DamagedKeyIndex if the index is damaged; NewerFormat if a later version of Magnetar wrote it; DataLost or
+        LedgerNotFound if its ledger is lost; Unavailable if bookies do not answer."""
         postings, of_page = dict[int, BitMap](), dict[int, list[int]]()
         for value in sorted(self.index.list_hashes(expression)):
             postings[value] = BitMap()
@@ -193,7 +193,7 @@ class KeyIndexes:
 
     def run_due_work(self, applied: AppliedPolicies) -> None:
         """Starts a task that builds the missing indexes, one after the other, and removes those whose ledgers are gone.
-        Does nothing if the task is running, or if no index is missing or left over."""
+        Does nothing if the task is running, if no index is missing or left over, or if the topic is not persistent."""
         if self._task is None and self.topic.persistent and (self._has_left_over() or self._find_next() is not None):
             if self._tasks is None:
                 self._tasks = Tasks()
@@ -220,7 +220,8 @@ class KeyIndexes:
             await asyncio.wait([self._task])
 
     def list_own_ledgers(self) -> list[int]:
-        """Returns the ids of the indexes' ledgers, which must be deleted with the topic."""
+        """Returns the ids of the indexes' ledgers, which must be deleted with the topic. Returns [] if there are none.
+        """
         return [each.index_ledger_id for each in self._log.record.key_indexes]
 
     # ------------------------------------------------------------------ building

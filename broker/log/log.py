@@ -68,8 +68,8 @@ class LogEntryReader(Protocol):
         would have to be read."""
 
     async def find_message_index_after(self, mark: Position) -> int:
-        """Returns the index of the first message after the entry `mark`. Reads an entry if the index is not in
-        memory."""
+        """Returns the index of the first message after the entry `mark`. Reads an entry if the index is not in memory.
+        Returns the index that the next message will get if there is none."""
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is not a
@@ -228,8 +228,8 @@ class CommittedReader:
         return self._log.get(position) if self._shape.has_visible_entry(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Returns committed entries of one ledger from `position` on, at least one. Raises InvalidRequest if no
-        committed entry is at `position`."""
+        """Returns committed entries of one ledger from `position` on, at least one: up to the entry id `last_entry`,
+        about `bytes_max` bytes. Raises InvalidRequest if no committed entry is at `position`."""
         self._check(position)
         stable = self._shape.stable_position
         if position[0] == stable[0]:

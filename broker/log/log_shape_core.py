@@ -60,9 +60,9 @@ class LedgerSpan(msgspec.Struct):
 
 
 class LogShape:
-    """The ledgers of a log, each as a Span, oldest first. `add`, `close_last_ledger_span` and `remove` change the list;
-    the last span grows with each confirmed entry. Hides no entries and counts no messages as aborted; CommittedShape
-    overrides the methods that say so."""
+    """The ledgers of a log, each as a LedgerSpan, oldest first. `add`, `close_last_ledger_span` and `remove` change the
+    list; the last span grows with each confirmed entry. Hides no entries and counts no messages as aborted;
+    CommittedShape overrides the methods that say so."""
 
     __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
 
@@ -105,8 +105,8 @@ class LogShape:
             follower.remove(ledger_id)
 
     def set_skipped_lost_ranges(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """Sets the ranges of lost entries (first and last entry id) that an operator has skipped, by ledger: consumers
-        continue after these entries. From now on no new message gets an index below `least_index`."""
+        """Sets the ranges of lost entries (`holes`: first and last entry id) that an operator has skipped, by ledger:
+        consumers continue after these entries. From now on no new message gets an index below `least_index`."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.set_skipped_lost_ranges(holes, least_index)
@@ -176,8 +176,8 @@ class LogShape:
 
     @property
     def end_index(self) -> int:
-        """Returns the index after the last confirmed message that readers see, which is also the number of messages
-        ever stored."""
+        """Returns the index after the last confirmed message that readers see. That is the number of messages ever
+        stored, unless indexes were left out for lost messages."""
         return max(self.tail_span.end_index, self._least_index) if self._ids else self._least_index
 
     def count_messages_from(self, index: int) -> int:
@@ -278,8 +278,8 @@ class LogShape:
         return self.position_at_or_after(Position(ledger_id, entry_id + 1))
 
     def position_before(self, position: Position) -> Position:
-        """Returns the position of the last entry before `position`. A cursor with this mark reads the entry at
-        `position` next."""
+        """Returns the position of the last entry before `position`; `start_position` if there is none. A cursor with
+        this mark reads the entry at `position` next."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and entry_id > 0:
@@ -379,10 +379,12 @@ async def find_first_entry_by_bisection(
     passed_over: Callable[[int], EntryIdRange | None] = lambda entry_id: None,
 ) -> EntrySearchResult:  # fmt: skip
     """Returns the first existing entry, with an entry id from 0 to `last`, for which the function `reached` returns
-    True. Searches by bisection: `reached` must return True for all later entries, too.
+    True. If there is none, `entry` of the result is None. Searches by bisection: `reached` must return True for all
+    later entries, too.
 
     `entry_of`: reads the entry with an id; `passed_over`: returns the range of skipped lost entries that contains an
-    entry id, or None. Raises DataLost if more than LOST_ENTRY_READS_MAX entries in a row are lost.
+    entry id, or None. Raises DataLost if more than LOST_ENTRY_READS_MAX entries in a row are lost, and the other errors
+    of `entry_of`.
     """
     lost: set[int] = set()
 
@@ -504,8 +506,8 @@ def list_reasons_to_keep_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> list[tuple[int, LedgerStays | None]]:
     """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger is kept; None instead
-    of a reason if it may be deleted. `holders`: what each holder no longer needs; `now_ms`: the wall clock; `unread`:
-    the retention for a topic without durable subscriptions."""
+    of a reason if it may be deleted. `holders`: what each holder no longer needs; `now_ms`: the wall clock (ms since
+    the epoch); `unread`: the retention for a topic without durable subscriptions."""
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -523,7 +525,8 @@ def list_reasons_to_keep_ledgers(
 def find_trimmable_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> list[int]:
-    """Returns the ids of the ledgers that may be deleted now, as `list_reasons_to_keep_ledgers` decides."""
+    """Returns the ids of the ledgers that may be deleted now, as `list_reasons_to_keep_ledgers`, with the same
+    arguments, decides."""
     kept = list_reasons_to_keep_ledgers(shape, holders, retention, now_ms, unread)
     return [ledger for ledger, stays in kept if stays is None]
 
@@ -531,7 +534,8 @@ def find_trimmable_ledgers(
 def may_trim_last_ledger(
     last: LedgerSpan, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NO_RETENTION
 ) -> bool:
-    """Returns True if the last ledger may be deleted as soon as another ledger follows it. It must be closed."""
+    """Returns True if the last ledger, with the span `last`, may be deleted as soon as another ledger follows it. It
+    must be closed. The other arguments are those of `list_reasons_to_keep_ledgers`."""
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
 
 
@@ -589,7 +593,9 @@ def get_allowed_striping_reduction(*, degraded_writes: bool) -> StripingReductio
 
 def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
     """Returns the risks of a ledger with these quorums, each as one sentence for users; [] if there are none.
-    `bookies`: the number of bookies that are writable now."""
+    `ensemble`: the number of bookies of the ledger; `write_quorum`: that of the copies of an entry; `ack_quorum`: that
+    of the copies that must be synced before an entry is confirmed; `bookies`: the number of bookies that are writable
+    now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")

@@ -139,7 +139,7 @@ class ManagedLedgerRecord:
 
     async def read_record(self) -> TopicRecord:
         """Reads the topic's record from the metadata and returns it. Raises TopicNotFound if there is no record;
-        DataLost if it is damaged."""
+        DataLost if it is damaged. Raises the errors of the metadata, too."""
         node = await self.store.get(self._path)
         if node is None:
             raise TopicNotFound(f"topic {self.topic} does not exist", topic=self.topic)
@@ -152,7 +152,7 @@ class ManagedLedgerRecord:
 
     async def is_current(self) -> bool:
         """Reads the record from the metadata. Returns True if it is still the one that this broker has last read or
-        written."""
+        written. Raises the errors of the metadata."""
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 
@@ -162,8 +162,8 @@ class ManagedLedgerRecord:
     ) -> None:  # fmt: skip
         """Stores the list of ledgers `ledgers` and other `fields` of the topic's record, and makes the changes
         `together` in the same commit. `terminated` None: that field does not change. Raises TopicFenced if another
-        broker certainly owns the topic, and any error that a change of `together` raises. After any other error the
-        outcome is unknown."""
+        broker certainly owns the topic, and any error that a change of `together` raises. After any other error that is
+        not definite, the outcome is unknown."""
         before = self.record
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
@@ -345,8 +345,8 @@ class ManagedLedger:
     ) -> tuple[LedgerWriter, list[int]]:
         """Adds a ledger as `add_ledger` does. Retries until that succeeds, or until the deadline of the caller cancels
         it. Calls `on_ledger_delayed` with the reason every WAIT_REPORT_INTERVAL_S seconds. `draft`: the record of the
-        ledger; None: a new record. Raises TopicFenced if another broker owns the topic, and any other error that
-        retrying cannot help.
+        ledger; None: a new record. The other arguments are those of `add_ledger`. Raises TopicFenced if another broker
+        owns the topic, and any other error that retrying cannot help.
 
         After an attempt whose outcome is unknown, the next attempt uses the same record, so that it finds its own
         ledger in the list.
@@ -376,12 +376,13 @@ class ManagedLedger:
         self, draft: LedgerRecord, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> tuple[LedgerWriter, list[int]]:
         """Creates the ledger with the record `draft`, and in the same commit appends it to the list. `end_index`: the
-        index of its first message; `created_ms`: the present time; `ended`: the closed row of the last ledger; None if
-        all ledgers in the list are closed already.
+        index of its first message; `created_ms`: the present time (ms since the epoch); `ended`: the closed row of the
+        last ledger; None if all ledgers in the list are closed already.
 
         Returns the writer of the new ledger, and the ids of the ledgers that were closed without entries: the list does
         not name them any more, and `apply_added_ledger` deletes them. Raises LedgerIdTaken if a ledger with this id
-        exists (nothing is stored then); TopicFenced if another broker owns the topic.
+        exists (nothing is stored then); TopicFenced if another broker owns the topic; and the other errors of
+        `ManagedLedgerRecord.change_record`.
         """
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
@@ -391,7 +392,8 @@ class ManagedLedger:
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def apply_added_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """Called after `add_ledger`: adds the new ledger to the shape, and removes and deletes the ledgers `empty`."""
+        """Called after `add_ledger`: adds the new ledger of `writer` to the shape, with `end_index` as the index of its
+        first message, and removes and deletes the ledgers `empty`."""
         self._discard_ledgers(empty)
         self.shape.add(LedgerSpan(writer.ledger_id, end_index, open=True))
         self.reader.add_writer(writer)
@@ -425,8 +427,8 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def make_closed_ledger_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
-        """Returns the row for the list of ledgers which says that the last ledger is closed at the entry
-        `last_entry`."""
+        """Returns the row for the list of ledgers which says that the last ledger is closed at the entry `last_entry`;
+        `end_index` is the index after its last message."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail_span.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
@@ -444,8 +446,9 @@ class ManagedLedger:
         self.reader.discard(ended.ledger_id)
 
     async def commit_closed_last_ledger(self, ended: TopicLedger, *, terminated: bool | None) -> None:
-        """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger. Raises
-        the errors of `ManagedLedgerRecord.change_record`."""
+        """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger; with
+        `terminated` True, also that the topic is terminated (None: that does not change). Raises the errors of
+        `ManagedLedgerRecord.change_record`."""
         await self.listed.change_record([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
@@ -534,10 +537,11 @@ class SkipLostRequest:
 
     async def run(self) -> list[LostRange]:
         """Finds the lost entries, and stores that they are skipped. Returns the ranges of skipped entries; none if no
-        entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
-        unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed meanwhile),
-        and after Unavailable, OutcomeUnknown or LedgerNotInRecovery (a ledger could not be closed). Raises the errors
-        of the metadata."""
+        entry is lost. Raises InvalidRequest if the topic has no ledger `only`, or would have more than LOST_RANGES_MAX
+        lost ranges; TopicNotFound if it does not exist; DataLost if its record is damaged; NotAllowed if it is not
+        certain that unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed
+        meanwhile), and after Unavailable, OutcomeUnknown or LedgerNotInRecovery (a ledger could not be closed). Raises
+        the errors of the metadata."""
         before = await self._list.read_record()
         compacted = before.compacted
         named = {each.ledger_id for each in before.ledgers}

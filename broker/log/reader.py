@@ -136,7 +136,8 @@ class TopicLogReader:
 
     async def read_entry(self, position: Position) -> StoredEntry:
         """Returns the entry at `position`, from memory or from bookies. Raises DataLost, with the range of lost
-        entries, if it is lost; InvalidRequest if there is no such entry, or it was trimmed."""
+        entries, if it is lost; InvalidRequest if there is no such entry, or it was trimmed; Unavailable if bookies do
+        not answer."""
         cached = self.get(position)
         return cached if cached is not None else (await self.read(position, 1))[0]
 
@@ -152,7 +153,8 @@ class TopicLogReader:
         last entry if `index` is at or after the end of the log. If the message was trimmed, or if its entry is lost and
         was skipped, returns the position of the first entry after it.
 
-        Raises DataLost if the message may be in a lost entry that was not skipped.
+        Raises DataLost if the message may be in a lost entry that was not skipped; Unavailable if bookies do not
+        answer.
         """
         index = max(index, self._shape.first_index)
         span = self._shape.find_span_of_index(index)
@@ -166,7 +168,7 @@ class TopicLogReader:
     async def find_position_by_time(self, time_ms: int) -> PositionAndIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none. Raises DataLost if that entry may be a lost one: the entry before the
-        lost range arrived earlier, and the entry after it did not."""
+        lost range arrived earlier, and the entry after it did not. Raises Unavailable if bookies do not answer."""
         doubt: DataLost | None = None
         for span in self._shape.spans:
             if span.last_entry < 0:
@@ -185,8 +187,9 @@ class TopicLogReader:
         return self._end_position()
 
     async def find_message_index_after(self, mark: Position) -> int:
-        """Returns the index of the first message after the entry `mark`. Raises DataLost if the entry of that message
-        is lost, and the entry `mark` is lost or trimmed, too."""
+        """Returns the index of the first message after the entry `mark`; the index that the next message will get if
+        there is none. Raises DataLost if the entry of that message is lost, and the entry `mark` is lost or trimmed,
+        too. Raises Unavailable if bookies do not answer."""
         known = self.find_cached_message_index_after(mark)
         if known is not None:
             return known
@@ -324,10 +327,9 @@ class ReadMemoryBudget:
         return self.held + self.under_way
 
     def choose_read_size(self, wanted: int) -> int:
-        """Returns how many bytes a subscription should read at once: `wanted`, or a half, a quarter, … of it; halving
-        stops at CHUNK_BYTES_MIN. The memory limit then has room for two and a half such reads of each subscription.
-        (The steps are coarse, so that the reads of several subscriptions at the same position are equal, and can be
-        shared.)"""
+        """Returns how many bytes a subscription should read at once: `wanted`, halved until the memory limit has room
+        for two and a half such reads of each subscription, or the size is at most CHUNK_BYTES_MIN. (The steps are
+        coarse, so that the reads of several subscriptions at the same position are equal, and can be shared.)"""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2

@@ -92,7 +92,7 @@ class TopicStateLedgers:
 
     async def create_ledger(self) -> LedgerWriter:
         """Creates a ledger with the replication that the policy demands now. Returns the writer of the ledger. Raises
-        NotEnoughBookies or Unavailable if that is not possible now."""
+        NotEnoughBookies or Unavailable if that is not possible now, and the errors of the metadata."""
         replication = await self._replication()
         return await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
@@ -115,8 +115,8 @@ class TopicStateLedgers:
         return writer.ledger_id
 
     async def open(self, ledger_id: int) -> LedgerReader:
-        """Opens a closed ledger to read it. Raises LedgerNotFound if it does not exist, and the errors of the
-        metadata."""
+        """Opens a closed ledger to read it. Raises LedgerNotFound if it does not exist, Unavailable if its bookies
+        cannot be found, and the errors of the metadata."""
         return await self._ledgers.open(ledger_id)
 
     async def recover_ledger(self, ledger_id: int) -> LedgerReader:
@@ -171,8 +171,8 @@ class SnapshotLedger(Generic[P]):
     ) -> S | None:
         """Recovers the ledger of the former owner, and finds its last complete snapshot. Passes the pieces of that
         snapshot to the function `whole`, and returns its result; None if there is no complete snapshot. Raises
-        Unavailable if bookies do not answer; OutcomeUnknown if the ledger cannot be closed; and the errors of the
-        metadata."""
+        Unavailable if bookies do not answer; OutcomeUnknown if the ledger cannot be closed; the other errors of
+        `whole`; and the errors of the metadata."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover_ledger(ledger_id)
@@ -271,8 +271,8 @@ class SnapshotLedger(Generic[P]):
 
 
 async def append_and_wait(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Appends entries to a ledger, and waits until all are stored. Raises the error of an entry that is not stored; the
-    other entries may be stored then."""
+    """Appends entries to the ledger of `writer`, and waits until all are stored. Raises the error of an entry that is
+    not stored; the other entries may be stored then."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

@@ -217,7 +217,7 @@ class TopicLog:
         Returns when the new ledger is open. Does nothing if the present ledger is empty, or the log is not serving.
 
         Chooses the bookies of the new ledger first. If there are not enough, raises NotEnoughBookies, and nothing has
-        changed.
+        changed. Raises the errors of the metadata, too.
         """
         await run_to_end(self._roll())
 
@@ -311,7 +311,8 @@ class TopicLog:
 
     async def is_still_owned(self) -> bool:
         """Returns True if no other broker has taken the topic over. (A broker that does so changes the stored list of
-        ledgers.) Raises the error of the metadata store if the list cannot be read."""
+        ledgers.) Returns True without a look while this broker changes the list: the change would fail. Raises the
+        error of the metadata store if the list cannot be read."""
         if self._changing.locked():
             return True  # a broker that changes the list now finds out
         async with self._changing:
@@ -321,8 +322,9 @@ class TopicLog:
     async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         """Calls the function `choose`, removes the ledgers whose ids it returns from the list, and then deletes them.
         Returns the ids of the removed ledgers. The list does not change while `choose` runs. Deletes nothing unless it
-        is certain that the list was changed. If another broker owns the topic, abandons the log and returns []. Raises
-        the other errors of `ManagedLedger.remove_ledgers`."""
+        is certain that the list was changed. Never deletes the last ledger. Returns [] if there is nothing to delete,
+        or the log is neither serving nor terminated. If another broker owns the topic, abandons the log and returns [].
+        Raises the other errors of `ManagedLedger.remove_ledgers`."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail_span.ledger_id]
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
@@ -342,8 +344,8 @@ class TopicLog:
         commit. `decide`: returns further fields, from the record as it is when its turn comes; the list of ledgers does
         not change between that and the commit. `within`: True if the caller runs in a task that is never cancelled
         (runtime/tasks.py); else a new task makes the commit. Raises TopicFenced if another broker owns the topic (the
-        log is abandoned then), and any error that a change of `together` raises. After any other error the outcome is
-        unknown."""
+        log is abandoned then); NotOwner if the log is closed or abandoned; and any error that a change of `together`
+        raises. After any other error the outcome is unknown."""
         async with self._changing:
             if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
                 raise self._refusal()
@@ -359,7 +361,7 @@ class TopicLog:
         """Waits until the publishes in flight have their outcomes, and then terminates the topic. Returns the position
         of its last entry. Idempotent. Raises Unavailable if that takes more than `close_timeout_s` seconds; TopicFenced
         if another broker owns the topic; DataLost if the closed ledger lacks a confirmed entry. The log is abandoned
-        then."""
+        then. Raises NotOwner if it was closed or abandoned before."""
         if self.state is not TopicState.TERMINATED:
             await run_to_end(self._finish(TopicState.TERMINATED))
         return self.shape.last_position
@@ -423,8 +425,8 @@ class TopicLog:
 
     @property
     def wanted_replication(self) -> LedgerReplication:
-        """Returns the replication that the policy demanded when the present ledger was created. (The ledger may have
-        less, if bookies were missing.)"""
+        """Returns the replication that the policy demanded when the present ledger was created;
+        NO_REPLICATION_REQUESTED if this owner has created none. (The ledger may have less, if bookies were missing.)"""
         return self._managed_ledger.wanted_replication
 
     @property

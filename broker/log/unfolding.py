@@ -70,7 +70,7 @@ async def run_in_thread_if_slow(
     entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Calls the function `work(*args, **kwargs)`, which parses the stored entry `entry`, and returns its result. If the
-    entry takes long to parse, calls `work` in a thread, one such call at a time."""
+    entry takes long to parse, calls `work` in a thread, one such call at a time. Raises the errors of `work`."""
     try:
         long = is_entry_slow_to_parse(parse_stored_head(entry).metadata)
     except CorruptEntry:
@@ -80,7 +80,7 @@ async def run_in_thread_if_slow(
 
 async def run_in_thread(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Calls the function `work(*args, **kwargs)`, which parses an entry, in a thread, and returns its result. One such
-    call runs at a time in this event loop; others wait."""
+    call runs at a time in this event loop; others wait. Raises the errors of `work`."""
     async with _turn():
         return await _run(world, work, *args, **kwargs)
 

@@ -64,12 +64,13 @@ class InternalProducer:
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
         *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes entries to a topic, and waits until they are stored. Returns the position of each stored entry;
-        None for an entry whose position is not known. `spread`: any number; it determines the partition of a
-        partitioned topic. `schema_version`: the version of the entries' schema; empty: the entries have no schema.
-        `written_for`: the topic and incarnation in which the schema has this version; None: `topic`. Raises TimedOut
-        after PUBLISH_TIMEOUT_S seconds, and the error with which the owner of the topic refuses the publish. After any
-        error it is unknown which entries are stored."""
+        """Publishes the entries `client_parts` to a topic, and waits until they are stored. Returns the position of
+        each stored entry; None for an entry whose position is not known. `spread`: any number; it determines the
+        partition of a partitioned topic. `schema_version`: the version of the entries' schema; empty: the entries have
+        no schema. `written_for`: the topic and incarnation in which the schema has this version; None: `topic`. Raises
+        TimedOut after PUBLISH_TIMEOUT_S seconds, SchemaNotFound or TopicNotFound if the schema does not exist any more,
+        the errors of the look-up of the owner, and the error with which the owner of the topic refuses the publish.
+        After any error it is unknown which entries are stored."""
         async with self._room:
             try:
                 async with asyncio.timeout(PUBLISH_TIMEOUT_S):
@@ -82,11 +83,11 @@ class InternalProducer:
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
         spread: int,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes copies of messages to another topic, like `publish_messages`. `source`: the topic and incarnation
-        of the originals; all of them must have the same schema version. Registers their schema for `topic` too, and
-        gives the copies the version that it has there. If the registration is refused, or the schema is deleted, the
-        copies have no schema version. Raises CorruptEntry if an original cannot be parsed, and the errors of
-        `publish_messages`."""
+        """Publishes copies of the messages `client_parts` to another topic, like `publish_messages`. `source`: the
+        topic and incarnation of the originals; all of them must have the same schema version. Registers their schema
+        for `topic` too, and gives the copies the version that it has there. If the registration is refused, or the
+        schema is deleted, the copies have no schema version. Raises CorruptEntry if an original cannot be parsed, and
+        the errors of `publish_messages`."""
         version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
         if version:
             try:
@@ -163,8 +164,9 @@ class CommittedHalfPublisher:
 
     async def publish(self, txn: TxnId, messages: Sequence[HalfMessage]) -> list[Participant]:
         """Publishes the messages in the transaction `txn`, and waits until all are stored. Returns their topics, each
-        with the number and the last position of its entries. If this call raises, some messages may be stored, and the
-        transaction must not commit."""
+        with the number and the last position of its entries. Raises the errors of `InternalProducer.publish_messages`,
+        and ConnectionLost if the position of an entry is not known. If this call raises, some messages may be stored,
+        and the transaction must not commit."""
         by_topic: dict[str, list[bytes]] = {}
         for topic, entry in messages:
             by_topic.setdefault(topic, []).append(entry)
@@ -222,8 +224,8 @@ class TransactionSettlingTopic(Protocol):
     TopicTransactionSettler calls it."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions to the topic. Returns, for each transaction, None if its outcome is
-        durable at the topic, else the error; the error is TimedOut if that takes longer than `timeout_s`.
+        """Applies the outcomes of transactions (`settlements`) to the topic. Returns, for each transaction, None if its
+        outcome is durable at the topic, else the error; the error is TimedOut if that takes longer than `timeout_s`.
         Idempotent."""
 
 
@@ -243,7 +245,7 @@ class TopicTransactionSettler:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions to a topic of any broker (see `SettlementTransport` in
+        """Applies the outcomes of transactions (`settlements`) to a topic of any broker (see `SettlementTransport` in
         broker/transaction/peers.py). Returns, for each transaction, None if the topic has stored the outcome or is
         certainly deleted, else the error. Raises no MagnetarError, except those of the metadata when it checks whether
         the topic is deleted."""
@@ -272,9 +274,10 @@ class TopicTransactionSettler:
     async def settle_at_own_topic(
         self, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions to a topic that this broker owns. Returns, for each transaction, None if
-        the topic has stored the outcome, else the error (TimedOut after SETTLE_TIMEOUT_S seconds). Raises NotOwner if
-        another broker owns the topic; NotAllowed if the topic does not support transactions."""
+        """Applies the outcomes of transactions (`settlements`) to a topic that this broker owns. Returns, for each
+        transaction, None if the topic has stored the outcome, else the error (TimedOut after SETTLE_TIMEOUT_S seconds).
+        Raises NotOwner if another broker owns the topic; NotAllowed if the topic does not support transactions; and the
+        other errors of `TopicManager.load_topic`."""
         loaded = await self._load(topic)
         if not isinstance(loaded, TransactionSettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")

@@ -236,8 +236,9 @@ class BrokerStateMemory:
 
     async def measure_topics(self, loaded: Iterable[Topic]) -> None:
         """Measures the state, with the topics `loaded`; then sets the sizes of the caches, and the limit of each
-        subscription for its acknowledged ranges. Does nothing if `state_memory_bytes` is 0. Logs a warning when memory
-        begins to be lacking. The broker calls this every MEMORY_MEASURE_INTERVAL_S seconds."""
+        subscription for its acknowledged ranges. Wakes the subscriptions whose limit has grown. Does nothing if
+        `state_memory_bytes` is 0. Logs a warning when memory begins to be lacking. The broker calls this every
+        MEMORY_MEASURE_INTERVAL_S seconds."""
         if not self._config.state_memory_bytes:
             return
         topics = list(loaded)

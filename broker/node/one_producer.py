@@ -37,11 +37,11 @@ _ID = 1
 async def publish_entries_as_one_producer(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
-    """Publishes entries over `channel` as one producer, and waits for their receipts. Returns the position of each
-    stored entry; None for an entry whose position is not known. `opening`: the request that opens the producer; if it
-    contains a schema, the entries get the version of this schema in the topic. Makes one attempt. Raises CorruptEntry
-    if an entry cannot be parsed, ConnectionLost, or the error of the broker; then some entries may be stored, and the
-    caller must retry all of them."""
+    """Publishes the entries `client_parts` over `channel` as one producer, and waits for their receipts. Returns the
+    position of each stored entry; None for an entry whose position is not known. `opening`: the request that opens the
+    producer; if it contains a schema, the entries get the version of this schema in the topic. Makes one attempt.
+    Raises CorruptEntry if an entry cannot be parsed, ConnectionLost, or the error of the broker; then some entries may
+    be stored, and the caller must retry all of them."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(

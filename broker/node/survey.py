@@ -51,8 +51,9 @@ TOPIC_MEASURES = ("traffic", "backlog", "age")
 
 
 class TopicGroupTotals(msgspec.Struct):
-    """Sums over a group of loaded topics: their number, backlog, storage and rates. Counters of messages and bytes
-    count from the start of the broker; all other fields are current values."""
+    """Sums over a group of loaded topics: their number, that of their durable subscriptions, producers and consumers,
+    their backlog, stored bytes and rates. Rates are messages per second, throughputs bytes per second. Counters of
+    messages and bytes count from the start of the broker; all other fields are current values."""
 
     topics: int = 0
     subscriptions: int = 0
@@ -270,7 +271,8 @@ class TopicSurveyRunner:
 
     async def run_survey(self) -> LoadedTopicsSurvey:
         """Measures all loaded topics and returns the survey. If the last survey is not older than SURVEY_CACHE_S
-        seconds, returns it instead. Concurrent callers share one measurement."""
+        seconds, returns it instead. Concurrent callers share one measurement. Does not wait for reads of entries: a
+        task reads ages of oldest messages that are not known, for the next survey."""
         last = self._last
         if last is not None and self._clock.monotonic() - last.at_s < SURVEY_CACHE_S:
             return last

@@ -296,9 +296,9 @@ class TopicManager:
         self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
         """Begins an ownership session: creates the default namespace if it is missing, and registers this broker, with
-        its addresses, in the metadata. From then on clients find this broker, and it can own topics. `pulsar`: the URLs
-        for Pulsar clients, by listener; `http`: the URL for HTTP, "" if there is none. Raises the errors of the
-        metadata; no session has begun then."""
+        its addresses, in the metadata. From then on clients find this broker, and it can own topics. `endpoint`: its
+        address (HOST:PORT) for gRPC; `pulsar`: the URLs for Pulsar clients, by listener; `http`: the URL for HTTP, ""
+        if there is none. Raises the errors of the metadata; no session has begun then."""
         self.endpoint = endpoint
         self._moved.clear()
         self._ordered_to_drain = await self._is_ordered_to_drain(metadata)
@@ -371,7 +371,7 @@ class TopicManager:
 
     def suspend_ownership(self) -> None:
         """Called when the metadata session is lost. This broker continues to serve its topics, but claims no new ones
-        until `resume_ownership` ends."""
+        until `resume_ownership` ends. Raises Unavailable without an ownership session."""
         session = self._open()
         session.settled = False
         session.metadata.suspend()
@@ -474,7 +474,7 @@ class TopicManager:
     async def apply_drain_order(self) -> None:
         """Called periodically. If the metadata contains an operator's order to drain this broker, drains this broker,
         and tries again to move bundles that could not be moved before. Ends the drain if the order was removed. An
-        order also applies after a restart."""
+        order also applies after a restart. Raises the errors of the metadata."""
         session = self._session
         if session is None or not session.settled:
             return
@@ -505,7 +505,8 @@ class TopicManager:
         )
 
     async def end_drain(self) -> None:
-        """Registers this broker as not draining, so that it may get bundles again."""
+        """Registers this broker as not draining, so that it may get bundles again. Raises Unavailable without an
+        ownership session, and the errors of the metadata."""
         await self._open().ownership.store_draining(False)
         self._moved.clear()
 
@@ -612,7 +613,7 @@ class TopicManager:
     async def report_load(self, busy_percent: int) -> None:
         """Stores the current load of this broker in the metadata, if it has changed enough. Bundles are distributed
         over the brokers by these loads (broker/cluster/bundles_core.py). `busy_percent`: the share of one processor
-        core that the broker uses. Does nothing without a session or a group."""
+        core that the broker uses. Does nothing without a session or a group. Raises the errors of the metadata."""
         session = self._session
         if session is not None and session.settled and self.config.share_group:
             await session.ownership.report_load(busy_percent)
@@ -623,7 +624,8 @@ class TopicManager:
         return self._session.ownership.me if self._session is not None else None
 
     async def list_brokers(self) -> list[BrokerRecord]:
-        """Returns the records of the registered brokers."""
+        """Returns the records of the registered brokers. Raises Unavailable without an ownership session, and the
+        errors of the metadata."""
         return await list_brokers(self._open().metadata)
 
     async def read_brokers_and_bookies(self) -> RegisteredServers:
@@ -634,7 +636,8 @@ class TopicManager:
 
     async def update_dead_broker_records(self) -> None:
         """Called periodically, if there is a session: stores when this broker last saw brokers that have died, and
-        deletes old records of them (`LastReadServerLists.update_last_seen_records`)."""
+        deletes old records of them (`LastReadServerLists.update_last_seen_records`). Raises the errors of the metadata.
+        """
         session = self._session
         if session is not None and session.settled:
             await self.members.update_last_seen_records(session.metadata)
@@ -646,7 +649,8 @@ class TopicManager:
         return self._open().metadata
 
     async def list_bookies(self) -> list[BookieRecord]:
-        """Returns the records of the registered bookies."""
+        """Returns the records of the registered bookies. Raises Unavailable without an ownership session, and the
+        errors of the metadata."""
         return await list_bookies(self._open().metadata)
 
     @property
@@ -669,7 +673,8 @@ class TopicManager:
         """Returns the topic, after loading it if necessary. `create`: whether a missing topic is created, if its
         namespace allows that. `publishes`: the caller is a producer: the load has priority over loads for consumers,
         and the first ledger may be created early. Raises NotOwner if another broker serves the topic (its field `owner`
-        is the endpoint); TopicNotFound, NotAllowed, DataLost or Unavailable if the topic cannot be loaded."""
+        is the endpoint); TenantNotFound or NamespaceNotFound if its namespace does not exist; TopicNotFound,
+        NotAllowed, DataLost or Unavailable if the topic cannot be loaded. Raises the errors of the metadata, too."""
         found = self.loaded.get(name.full)
         if found is not None:
             return found
@@ -743,7 +748,8 @@ class TopicManager:
 
     async def unload_topic(self, name: TopicName) -> None:
         """Closes the topic if it is loaded at this broker. The next use loads the topic again, at this broker or
-        another one. If the caller is cancelled, the topic is closed nevertheless."""
+        another one. If the caller is cancelled, the topic is closed nevertheless. Raises the errors of `Topic.close`.
+        """
         topic = self.loaded.pop(name.full, None)
         if topic is not None:
             await run_to_end(topic.close())
@@ -751,7 +757,8 @@ class TopicManager:
     async def move_bundles(self, name: NamespaceName, bundle: str, heir: BrokerRecord) -> tuple[int, int]:
         """Gives one bundle of a namespace that this broker owns (all of its bundles if `bundle` is empty) to the broker
         `heir`. Returns (number of unloaded topics, number of bundles that were given away). Raises InvalidRequest if
-        the namespace has no such bundle; Unavailable without a metadata session."""
+        the namespace has no such bundle; Unavailable without a metadata session; and the errors of
+        `Catalog.get_namespace`."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -766,7 +773,7 @@ class TopicManager:
         """Unloads the topics of one bundle of a namespace at this broker (of all bundles if `bundle` is empty), and
         releases the bundles. The next broker that is asked for one of the topics becomes the owner. Returns (number of
         unloaded topics, number of released bundles). Raises InvalidRequest if the namespace has no such bundle;
-        Unavailable without a metadata session."""
+        Unavailable without a metadata session; and the errors of `Catalog.get_namespace`."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -793,7 +800,7 @@ class TopicManager:
     async def sum_traffic_by_bundle(self) -> dict[str, TopicGroupTotals]:
         """Returns the number, the producers and consumers, and the rates of the loaded topics of each bundle that this
         broker owns, by the path of its owner record. All other fields of the totals are 0. The rates are those of the
-        last survey."""
+        last survey. Raises Unavailable without an ownership session."""
         turns = EventLoopSlices(self.world.clock)
         ownership = self._open().ownership
         found = {path: TopicGroupTotals() for path in ownership.owner_record_paths if paths.parse_bundle_owner(path)}
@@ -813,7 +820,8 @@ class TopicManager:
         return found
 
     def measure_owned_s(self, path: str) -> float:
-        """Returns for how many seconds this broker has owned the bundle whose owner record is at `path`."""
+        """Returns for how many seconds this broker has owned the bundle whose owner record is at `path`. Returns 0.0 if
+        it does not own it. Raises Unavailable without an ownership session."""
         return self._open().ownership.measure_owned_s(path)
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
@@ -872,8 +880,8 @@ class TopicManager:
 
     async def check_topic_deletable(self, name: TopicName, *, force: bool) -> int:
         """Raises the error that `delete_topic` would raise now, such as Busy, TransactionsOpen, NotOwner or
-        TopicNotFound. Otherwise returns the incarnation of the topic that `delete_topic` would delete. Changes
-        nothing."""
+        TopicNotFound. Otherwise returns the incarnation of the topic that `delete_topic` would delete. Changes nothing,
+        but loads the topic."""
         topic = await self.load_topic(name, create=False)
         await topic.check_delete(force=force)
         return topic.incarnation
@@ -940,8 +948,8 @@ class TopicManager:
 
     @property
     def balance(self) -> OnOff:
-        """Returns whether brokers balance their load: the value that an operator set while the broker runs, otherwise
-        the configured one."""
+        """Returns whether brokers balance their load ("on" or "off"): the value that an operator set while the broker
+        runs, otherwise the configured one."""
         return self._runtime.balance or self.config.balance
 
     @property

@@ -199,7 +199,8 @@ class PulsarConsumerHandler:
     async def seek(self, asked: pulsar.CommandSeek) -> None:
         """Moves the cursor of the subscription as a SEEK command says; the new position is durable when this method
         returns. The client is told before that its consumer is closed, and subscribes again. Raises Unavailable if the
-        consumer is not open, InvalidRequest if the command names no position."""
+        consumer is not open, InvalidRequest if the command names no position, and the errors of
+        `ConsumerSession.seek_message`."""
         session = self._opened()
         self.must_resubscribe = True
         self._close_at_client()

@@ -79,7 +79,8 @@ class PulsarFrameSplitter:
 
     Many small frames share a buffer of SHARED_BUFFER_BYTES. A larger frame gets a buffer of its size at once, if the
     connection has received a frame of that size before; else its buffer grows as bytes arrive. A buffer that contains
-    no part of a frame is given to `spare`. """
+    no part of a frame is given to `spare`.
+    """
 
     def __init__(self, bytes_max: int, spare: SharedReceiveBuffer | None = None) -> None:
         self.bytes_max = bytes_max
@@ -210,8 +211,8 @@ _RECEIPT = b"\x08\x07\x3a"  # type SEND_RECEIPT; tag of the field `send_receipt`
 
 
 def encode_receipt(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
-    """Returns the encoded frame of a SEND_RECEIPT command, which confirms one published entry. `highest`: the highest
-    sequence id of a batch; left out if it is 0."""
+    """Returns the encoded frame of a SEND_RECEIPT command, which confirms the entry that a producer has published under
+    `sequence_id`. `highest`: the highest sequence id of a batch; left out if it is 0."""
     place = b"".join((b"\x08", encode_varint(ledger_id), b"\x10", encode_varint(entry_id)))
     parts = [
         b"\x08",

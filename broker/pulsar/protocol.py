@@ -70,8 +70,8 @@ def make_advertised_urls(
     config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool
 ) -> dict[str, tuple[str, ...]]:
     """Returns the URLs at which Pulsar clients reach this broker, by the name of the listener; the key "" has those of
-    the default listener. `listening`: the address at which the broker listens. Raises InvalidConfiguration if the
-    setting `pulsar_listeners` is invalid."""
+    the default listener. `listening`: the address at which the broker listens. `is_encrypted`: whether it serves TLS.
+    Raises InvalidConfiguration if the setting `pulsar_listeners` is invalid."""
     if config.pulsar_listeners:
         return parse_listeners(config.pulsar_listeners)
     host = config.advertised.host if config.advertised is not None else listening.host

@@ -106,8 +106,8 @@ def find_http_status(error: errors.MagnetarError, busy: int = 409) -> int:
 
 
 def make_response(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
-    """Returns a response with this status, whose JSON body gives the reason. Adds the challenge of 401, and closes the
-    connection after 408 and 413."""
+    """Returns a response with this status, whose JSON body gives the reason, and with the `headers`. Adds the challenge
+    of 401, and closes the connection after 408 and 413."""
     headers = dict(headers or {})
     if status == 401:
         headers["WWW-Authenticate"] = AUTHENTICATION_CHALLENGE
@@ -138,7 +138,8 @@ T = TypeVar("T")
 class RestRequest:
     """An HTTP request for administration, as the handler of its route gets it. `names`: the decoded segments of the
     path, by their names in the route; `query`: the parameters; `measure`: writes the metrics page; `meters`: measures
-    rates of producers and consumers."""
+    rates of producers and consumers. `services`: the services of this broker, by name; `context`: the caller.
+    `headers`: its HTTP headers; `body`: the bytes of its body."""
 
     broker: TopicManager
     services: Mapping[str, AuthorizedService]
@@ -209,7 +210,8 @@ class RestRequest:
 
     # ------------------------------------------------------------------ the operations
     async def call_local(self, operation: Operation[T], **arguments: object) -> T:
-        """Calls an operation at this broker, with the caller's rights, and returns its answer. Raises the errors of the
+        """Calls an operation at this broker, with the caller's rights, and returns its answer. Raises Unauthorized if
+        the caller may not call it; InvalidRequest if an argument does not fit the request; and the errors of the
         operation, such as NotOwner if another broker owns the topic."""
         handler = self.services[operation.service].value_handlers[operation.name]
         return parse_operation_reply(
@@ -218,7 +220,8 @@ class RestRequest:
 
     async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
         """Raises Unauthorized if the caller may not call the operation with these arguments; InvalidName or
-        InvalidRequest if an argument is invalid; Unavailable if the grants cannot be read."""
+        InvalidRequest if an argument is invalid; Unavailable, or another error of the metadata, if the grants cannot be
+        read."""
         path = f"{operation.service}.{operation.name}"
         await authorize_request(path, make_operation_request(operation, arguments), self.context, self.broker.access)
 
@@ -243,8 +246,9 @@ class RestRequest:
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def check_unpartitioned(self, operation: Operation[Any], what: str, **arguments: object) -> None:
-        """Raises HttpError (405) if the topic is partitioned; the error text ends with the advice `what`. Raises the
-        errors of `authorize`, and TopicNotFound if the topic does not exist."""
+        """Checks that the caller may call the operation with these arguments, and that the topic is not partitioned.
+        Raises HttpError (405) if it is; the error text ends with the advice `what`. Raises the errors of `authorize`,
+        and TopicNotFound if the topic does not exist."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
         if await self.list_partitions():
             raise HttpError(f"topic {self.topic} has partitions: {what}", 405)

@@ -112,7 +112,8 @@ async def list_brokers(call: RestRequest) -> object:
        answer="{brokerId, serviceUrl}")  # fmt: skip
 async def leader(call: RestRequest) -> object:
     """Returns the addresses of the leader: the first broker by name, which deletes the orphaned ledgers of the cluster.
-    Raises NotFound if no broker is registered, and the errors of `RestRequest.authorize`."""
+    Raises NotFound if no broker is registered, and the errors of `RestRequest.authorize` and
+    `TopicManager.list_brokers`."""
     await call.authorize(op.LIST_BROKERS)
     found = min(await call.broker.list_brokers(), key=lambda each: each.name, default=None)
     if found is None:

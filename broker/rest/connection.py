@@ -12,7 +12,8 @@ does not read does not count. An idle connection is closed after KEEP_ALIVE_S se
 UNSENT_RESPONSE_BYTES_MAX of a response are unsent, the application must wait; a caller that does not read for
 UNREAD_RESPONSE_S_MAX seconds is disconnected. If the caller disconnects, its request is finished nevertheless. If a
 request is answered before it has arrived completely (413), the rest is read and dropped, for at most LINGER_TIMEOUT_S
-seconds and LINGER_BYTES_MAX bytes: to close at once would reset the connection, and the response would be lost. """
+seconds and LINGER_BYTES_MAX bytes: to close at once would reset the connection, and the response would be lost.
+"""
 
 from __future__ import annotations
 

@@ -122,7 +122,8 @@ TENANT_PATH = "/admin/v2/tenants/{tenant}"
 
 
 class TenantInfo(msgspec.Struct):
-    """The JSON body that describes a tenant."""
+    """The JSON body that describes a tenant. `adminRoles`: the roles that may administer the tenant; `allowedClusters`:
+    the clusters in which its namespaces may be. None: the body does not say."""
 
     adminRoles: tuple[str, ...] | None = None
     allowedClusters: tuple[str, ...] | None = None

@@ -30,14 +30,17 @@ _DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caug
 
 
 class Retention(msgspec.Struct):
-    """The JSON body of Pulsar's retention policy. Both numbers are 0 (no retention), or neither is; -1: no limit."""
+    """The JSON body of Pulsar's retention policy. The time in minutes, and the size in MiB. Both numbers are 0 (no
+    retention), or neither is; -1: no limit."""
 
     retentionTimeInMinutes: int = 0
     retentionSizeInMB: int = 0
 
 
 class BacklogQuota(msgspec.Struct):
-    """The JSON body of Pulsar's backlog quota. `limitSize`: in bytes; `limitTime`: in seconds; -1: no limit."""
+    """The JSON body of Pulsar's backlog quota. `limitSize`: in bytes (`limit`: the older name of this field);
+    `limitTime`: in seconds; -1: no limit. `policy`: what happens when the quota is reached; None: the present policy
+    stays."""
 
     limitSize: int | None = None
     limitTime: int | None = None
@@ -46,7 +49,9 @@ class BacklogQuota(msgspec.Struct):
 
 
 class Persistence(msgspec.Struct):
-    """The JSON body of Pulsar's persistence policy."""
+    """The JSON body of Pulsar's persistence policy: the number of bookies of a ledger (`bookkeeperEnsemble`), of the
+    copies of an entry (`bookkeeperWriteQuorum`), and of those that confirm it (`bookkeeperAckQuorum`).
+    `managedLedgerMaxMarkDeleteRate` is ignored."""
 
     bookkeeperEnsemble: int
     bookkeeperWriteQuorum: int
@@ -55,7 +60,8 @@ class Persistence(msgspec.Struct):
 
 
 class DispatchRate(msgspec.Struct):
-    """The JSON body of Pulsar's dispatch rate policies."""
+    """The JSON body of Pulsar's dispatch rate policies. Each rate is for a period of `ratePeriodInSecond` seconds; -1:
+    no limit. `relativeToPublishRate`: True is refused."""
 
     dispatchThrottlingRateInMsg: int = -1
     dispatchThrottlingRateInByte: int = -1
@@ -64,14 +70,15 @@ class DispatchRate(msgspec.Struct):
 
 
 class PublishRate(msgspec.Struct):
-    """The JSON body of Pulsar's publish rate policy."""
+    """The JSON body of Pulsar's publish rate policy. Rates are per second; -1: no limit."""
 
     publishThrottlingRateInMsg: int = -1
     publishThrottlingRateInByte: int = -1
 
 
 class SubscribeRate(msgspec.Struct):
-    """The JSON body of Pulsar's subscribe rate policy."""
+    """The JSON body of Pulsar's subscribe rate policy. The rate is for a period of `ratePeriodInSecond` seconds; -1: no
+    limit."""
 
     subscribeThrottlingRatePerConsumer: int = -1
     ratePeriodInSecond: int = 30
@@ -84,7 +91,8 @@ class AutoSubscription(msgspec.Struct):
 
 
 class AutoTopic(msgspec.Struct):
-    """The JSON body of Pulsar's policy for the automatic creation of topics."""
+    """The JSON body of Pulsar's policy for the automatic creation of topics. `defaultNumPartitions`: only for the type
+    "partitioned"."""
 
     allowAutoTopicCreation: bool
     topicType: Literal["partitioned", "non-partitioned", ""] | None = None
@@ -92,7 +100,8 @@ class AutoTopic(msgspec.Struct):
 
 
 class DelayedDelivery(msgspec.Struct):
-    """The JSON body of Pulsar's delayed delivery policy."""
+    """The JSON body of Pulsar's delayed delivery policy. Both times are in ms; a `maxDeliveryDelayInMillis` of 0: no
+    limit. `active`: whether messages may be delayed; `tickTime`: how exactly in time they are delivered."""
 
     active: bool = True
     tickTime: int = 1000
@@ -100,7 +109,8 @@ class DelayedDelivery(msgspec.Struct):
 
 
 class InactiveTopics(msgspec.Struct):
-    """The JSON body of Pulsar's policy for inactive topics."""
+    """The JSON body of Pulsar's policy for inactive topics. A topic that was unused for `maxInactiveDurationSeconds`
+    seconds is deleted if `deleteWhileInactive` is True; `inactiveTopicDeleteMode`: when it counts as unused."""
 
     inactiveTopicDeleteMode: str = _DELETE_MODES[0]
     maxInactiveDurationSeconds: int = 0
@@ -142,8 +152,8 @@ _REASONS = {
 
 # ------------------------------------------------------------------ numbers and booleans
 class BodyConverter(NamedTuple):
-    """The type of a policy's JSON body, and two functions: `take` converts a body to fields of Policies, and `show`
-    converts Policies to a body."""
+    """The type of a policy's JSON body (`kind`), and two functions: `take` converts a body to fields of Policies, and
+    `show` converts Policies to a body."""
 
     kind: Any
     take: Callable[[Any], PolicyFields]

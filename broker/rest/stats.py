@@ -62,9 +62,9 @@ class RateMeters:
         return self._clock.wall_ms()
 
     def measure_rates(self, number: int, since_ms: int, counters: CounterValues) -> CounterValues:
-        """Returns the rate per second of each counter since the last call for the producer or consumer with the id
-        `number`; in the first call, since `since_ms`. A call within RATE_PERIOD_S_MIN seconds of the last one returns
-        the same rates."""
+        """Returns the rate per second of each of the `counters` since the last call for the producer or consumer with
+        the id `number`; in the first call, since `since_ms` (ms since the epoch). A call within RATE_PERIOD_S_MIN
+        seconds of the last one returns the same rates. A counter that has become smaller has the rate 0."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
             passed_s = max(RATE_PERIOD_S_MIN, (self._clock.wall_ms() - since_ms) / 1000)
@@ -89,9 +89,9 @@ def make_topic_stats_json(
     publishers: bool = True,
     consumers: bool = True,
 ) -> dict[str, Any]:
-    """Returns the statistics of a topic as Pulsar's JSON. `topic`: the topic if it is loaded at this broker, else None;
-    then rates, client versions and properties are 0 or empty. `publishers`, `consumers`: whether to list the producers
-    and the consumers."""
+    """Returns the statistics of a topic as Pulsar's JSON. `found`: the statistics; `meters`: measures the rates of
+    producers and consumers; `topic`: the topic if it is loaded at this broker, else None; then rates, client versions
+    and properties are 0 or empty. `publishers`, `consumers`: whether to list the producers and the consumers."""
     subscriptions = {
         each.name: {
             **_subscription(each, topic, meters, consumers),
@@ -307,8 +307,9 @@ ENDING_STATUS_NAMES = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 def make_transaction_metadata_json(
     found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
-    """Returns the state of a transaction as Pulsar's JSON object TransactionMetadata. `at`: the state of the
-    transaction at each of its topics; None for a topic that was not asked, or did not answer."""
+    """Returns the state of a transaction as Pulsar's JSON object TransactionMetadata. `found`: the state at its
+    coordinator; `now_ms`: the present time (ms since the epoch); `at`: the state of the transaction at each of its
+    topics; None for a topic that was not asked, or did not answer."""
     status = found.state.name
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
@@ -360,7 +361,8 @@ def make_coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[s
 
 def make_coordinator_internals_json(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
     """Returns the statistics of a transaction coordinator's log as Pulsar's JSON object
-    TransactionCoordinatorInternalStats. The log consists of one ledger, which begins with a snapshot."""
+    TransactionCoordinatorInternalStats. `number`: that of the coordinator. The log consists of one ledger, which begins
+    with a snapshot."""
     ledger: dict[str, Any] = {
         "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
         "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
@@ -383,8 +385,9 @@ def make_coordinator_internals_json(number: int, found: values.CoordinatorTransa
 def make_transaction_buffer_stats_json(
     stats: values.TopicStats, internals: values.TopicInternalStats
 ) -> dict[str, Any]:
-    """Returns the statistics of the transactions at a topic as Pulsar's JSON object TransactionBufferStats. The state
-    is NoSnapshot if the topic never had a transaction."""
+    """Returns the statistics of the transactions at a topic as Pulsar's JSON object TransactionBufferStats. `stats`:
+    the statistics of the topic; `internals`: those of its log. The state is NoSnapshot if the topic never had a
+    transaction."""
     seen = stats.transactions
     return {
         "state": "Ready" if seen else "NoSnapshot",

@@ -26,8 +26,9 @@ from .call import SUBSCRIPTION_PATH, TOPIC_PATH, HttpError, RestRequest, registe
 
 
 class ResetPosition(msgspec.Struct):
-    """The JSON body of a request that resets a subscription: a message id. It may also be Java's ResetCursorData, which
-    has more keys. `isExcluded`, `excluded`: True to begin after this message, and not at it."""
+    """The JSON body of a request that resets a subscription: a message id (`batchIndex` -1: the whole entry). The body
+    may also be Java's ResetCursorData, which has more keys. `isExcluded`, `excluded`: True to begin after this message,
+    and not at it."""
 
     ledgerId: int
     entryId: int

@@ -158,7 +158,8 @@ async def cancel_delayed(call: RestRequest) -> object:
 
 class ScheduleBody(msgspec.Struct):
     """The JSON form of a schedule in requests: one of `cron`, `everyMs` (an interval in ms) and `atMs` (a time in ms
-    since the epoch). The payload is text (`payload`), or base64 (`payloadBase64`)."""
+    since the epoch). The payload is text (`payload`), or base64 (`payloadBase64`). `zone`: the time zone of `cron`;
+    `missed`: what is done about missed fires ("skip", "last" or "all")."""
 
     cron: str = ""
     everyMs: int = 0

@@ -86,7 +86,8 @@ async def call_operation_at_broker(
 ) -> T:
     """Calls an operation at the broker at `endpoint` (HOST:PORT), with the rights of this broker. Returns the answer as
     a plain Python value. Raises the error that the other broker answers, or the error of the connection; TimedOut after
-    `timeout_s` seconds."""
+    `timeout_s` seconds; InvalidRequest if an argument does not fit the request; ValueError if `endpoint` is no address.
+    """
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = find_rpc(operation.service, operation.name)
@@ -150,7 +151,8 @@ class Administration:
     # ------------------------------------------------------------------ brokers
     async def list_brokers(self) -> list[BrokerInfo]:
         """Returns a description of each registered broker. Only that of this broker contains how many topics are
-        loaded, and how many bundles are owned."""
+        loaded, and how many bundles are owned. Raises Unavailable without an ownership session, and the errors of the
+        metadata."""
         broker, found = self._broker, list[BrokerInfo]()
         for each in await broker.list_brokers():
             counts = (len(broker.loaded), broker.owned_object_count) if each.name == broker.name else (0, 0)
@@ -160,7 +162,8 @@ class Administration:
     async def drain_broker(self, name: str) -> None:
         """Stores the request to drain a broker; the broker then gives its bundles to other brokers. Returns before it
         has done so. Raises NotFound if no broker of that name is registered. Raises NotAllowed if its release does not
-        know such requests, or if the other brokers are of releases that do not accept bundles."""
+        know such requests, or if the other brokers are of releases that do not accept bundles. Raises the errors of the
+        metadata, too."""
         brokers = await self._broker.list_brokers()
         found = next((each for each in brokers if each.name == name), None)
         if found is None:
@@ -170,7 +173,8 @@ class Administration:
 
     async def undrain_broker(self, name: str) -> None:
         """Removes the request to drain a broker, even if the broker is not running. Does nothing if a registered broker
-        is not to drain. Raises NotFound if there is neither such a request nor a registered broker of that name."""
+        is not to drain. Raises NotFound if there is neither such a request nor a registered broker of that name. Raises
+        the errors of the metadata, too."""
         if await cancel_broker_drain(self._broker.metadata, name):
             return
         if all(each.name != name for each in await self._broker.list_brokers()):
@@ -179,14 +183,15 @@ class Administration:
     async def forget_broker(self, name: str) -> None:
         """Deletes the record of a broker that has died and will not come back, so that it is not listed any more.
         Raises NotFound if no broker of that name has died; NotAllowed if a broker of that name is registered;
-        BadVersion if its record changes at the same moment."""
+        BadVersion if its record changes at the same moment. Raises the errors of the metadata, too."""
         await delete_broker_record(self._broker.metadata, name)
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
         """Deletes a namespace, its policies and its schemas. With `force`, first deletes its topics. Raises Busy if the
         namespace has topics and `force` is False; TransactionsOpen if a topic is part of prepared transactions;
-        NotFound if the namespace does not exist."""
+        NotFound if the namespace does not exist; and, with `force`, the errors of `delete_topic`. Raises the errors of
+        the metadata, too."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
@@ -224,7 +229,7 @@ class Administration:
         at this broker; else at every broker. `destination`: the name or address of the broker that gets the bundles;
         those that it owns already stay there. Returns how many topics were unloaded, and how many bundles were given
         up. Raises NotFound if no such destination is registered; NotAllowed if it may get no bundles; InvalidRequest if
-        the namespace has no such bundle.
+        the namespace has no such bundle; and the errors of the metadata.
 
         Each bundle is given up once, by the broker that owns it at the beginning of this call; a broker that becomes
         its owner meanwhile is not asked. An owner that is no longer registered is not asked either. The brokers work at
@@ -276,7 +281,7 @@ class Administration:
     async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:
         """Returns the permissions that are granted on a namespace, or on one topic; those of a topic do not include the
         ones of its namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not
-        exist."""
+        exist. Raises the errors of the metadata, too."""
         name, of_topic = await self._place(namespace, topic)
         record = await self._broker.grants.read_grants_record(name)
         return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
@@ -287,7 +292,7 @@ class Administration:
         """Changes the permissions on a namespace or a topic. `change`: a function that gets the present permissions of
         the namespace and the full name of the topic ("" for the namespace itself), and returns the new permissions of
         the namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not exist; and
-        the errors of `change`."""
+        the errors of `change`. Raises the errors of the metadata, too."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change_grants(name, lambda record: change(record, full))
@@ -310,7 +315,7 @@ class Administration:
         """Returns the policies that are set for a namespace or a topic; if neither is given, those that are set for all
         brokers. With `applied`, returns all policies that are in force there, including inherited ones; if neither is
         given, those in force at this broker. Raises InvalidRequest if both are given; NotFound if the namespace or
-        topic does not exist."""
+        topic does not exist. Raises the errors of the metadata, too."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             if applied:
@@ -328,8 +333,8 @@ class Administration:
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies `given` for a namespace or a topic, and unsets the policies with the names `removed`, which
         are then inherited again. If neither a namespace nor a topic is given, changes the policies of all brokers.
-        Raises InvalidRequest if a policy is unknown, or cannot be set there; NotFound if the namespace or topic does
-        not exist."""
+        Raises InvalidRequest if a policy is unknown, cannot be set there, or contradicts another; NotFound if the
+        namespace or topic does not exist. Raises the errors of the metadata, too."""
         unknown = sorted(set(removed) - set(POLICY_NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
@@ -353,7 +358,7 @@ class Administration:
 
     async def properties(self, namespace: str, topic: str) -> dict[str, str]:
         """Returns the properties of a namespace or a topic. Raises InvalidRequest unless exactly one of the two is
-        given; NotFound if it does not exist."""
+        given; NotFound if it does not exist. Raises the errors of the metadata, too."""
         return await self._broker.policies.read_properties(*await self._place(namespace, topic))
 
     async def change_properties(
@@ -361,7 +366,8 @@ class Administration:
     ) -> None:  # fmt: skip
         """Changes the properties of a namespace or a topic. Removes the properties with the names `removed` (all of
         them if `clear`), and then sets the properties `given`. Raises InvalidRequest if there are then too many
-        properties, or they are too long; NotFound if the namespace or topic does not exist."""
+        properties, or they are too long; NotFound if the namespace or topic does not exist. Raises the errors of the
+        metadata, too."""
         place, name = await self._place(namespace, topic)
 
         def changed(before: dict[str, str]) -> dict[str, str]:
@@ -376,7 +382,7 @@ class Administration:
         """Returns the sorted full names of the stored topics of a namespace, and of the non-persistent topics that
         brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics. Leaves out the
         non-persistent topics of brokers that do not answer within BROKER_LIST_TIMEOUT_S seconds. Raises TenantNotFound
-        or NamespaceNotFound if the namespace does not exist."""
+        or NamespaceNotFound if the namespace does not exist. Raises the errors of the metadata, too."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
@@ -442,7 +448,7 @@ class Administration:
         """Deletes a topic with all of its partitions, each at its owner. `incarnation`: the one that is meant; 0: any.
         Raises Busy if the topic is in use and `force` is False; TransactionsOpen if the topic is part of prepared
         transactions, or of open ones and `force` is False. Raises TopicNotFound if it does not exist, or has another
-        incarnation.
+        incarnation; and the errors of `TopicManager.delete_topic` and `call_operation_at_broker`.
 
         All partitions are checked before the first one is deleted, so that nothing is deleted if one may not be. A
         topic of the same name that is created meanwhile is not deleted.
@@ -483,9 +489,9 @@ class Administration:
             await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
-        """Returns the incarnation of the topic that `delete_topic` would delete now; 0 if it is not known. Raises the
-        error that `delete_topic` would raise now for this topic. The partitions of a partitioned topic are not
-        checked."""
+        """`force`: as in `delete_topic`. Returns the incarnation of the topic that `delete_topic` would delete now; 0
+        if it is not known. Raises the error that `delete_topic` would raise now for this topic. The partitions of a
+        partitioned topic are not checked."""
         if (partitioned := await self._partitioned(topic)) is not None:
             return partitioned.created_ms
         owner = await self._broker.find_owner(topic)
@@ -495,7 +501,7 @@ class Administration:
 
     async def unload_topic(self, name: TopicName) -> None:
         """Unloads the topic if it is loaded at this broker. Raises NotOwner if another broker owns the topic;
-        TopicNotFound if it does not exist."""
+        TopicNotFound if it does not exist; and the errors of `TopicManager.unload_topic`."""
         await self._check_here(name)
         await self._broker.unload_topic(name)
 
@@ -541,7 +547,8 @@ class Administration:
     async def decide_forgotten_transactions(self, name: TopicName, outcome: str) -> SkippedLost:
         """Ends the transactions of a topic whose outcomes are lost: `outcome` is "commit", which shows their messages,
         or "abort", which hides them for ever. Skips no entries. Returns the transactions that it ended. Raises
-        InvalidRequest if `outcome` is something else."""
+        InvalidRequest if `outcome` is something else; NotOwner if another broker owns the topic; TopicNotFound if it
+        does not exist; and the errors of `TopicManager.load_topic`."""
         if outcome not in ("commit", "abort"):
             raise InvalidRequest(f"{outcome[:100]!r} is no outcome: commit or abort")
         await self._check_here(name)

@@ -43,7 +43,8 @@ def compute_cursor_start(
     shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
     """Returns where a cursor starts that begins with the message `start`, or after it if `inclusive` is False. The
-    result is (the mark, the number of messages of the entry after the mark that count as acknowledged).
+    result is (the mark, which is the position up to which everything counts as acknowledged; the number of messages of
+    the entry after the mark that count as acknowledged).
 
     If `start` is `latest`, the cursor starts at the end of the topic, and gets only messages that are published later.
     With `last_again` (for a reader that is opened at `latest`, inclusive; Pulsar R1), it starts with the last entry
@@ -98,9 +99,10 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
 
 
 async def find_cursor_start(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """Returns the same as `compute_cursor_start`, adapted to the entry that is stored: reads the entry if some of its
-    messages count as acknowledged. If these are all of its messages, the mark is this entry itself. If compaction has
-    removed the entry, none of its messages counts as acknowledged. Raises the errors of reading the log."""
+    """Returns the same as `compute_cursor_start` for `start` and `inclusive`, adapted to the entry that is stored:
+    reads the entry if some of its messages count as acknowledged. If these are all of its messages, the mark is this
+    entry itself. If compaction has removed the entry, none of its messages counts as acknowledged. Raises the errors of
+    reading the log."""
     shape = log.shape
     mark, done = compute_cursor_start(shape, start, inclusive)
     if not done or shape.skipped_lost_range_end(start.position) is not None:
@@ -256,20 +258,22 @@ class SubscriptionAdministration:
 
     # ------------------------------------------------------------------ subscriptions
     async def create_subscription(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. It is
-        stored when this method returns. Raises AlreadyExists if the topic has a subscription of that name, and the
-        other errors of `SubscriptionRegistry.subscribe`."""
+        """Creates a durable subscription that begins with the entry of the message `start` (the whole batch if it is in
+        one); None: at the end of the topic. `properties`: those that are stored with it. It is stored when this method
+        returns. Raises AlreadyExists if the topic has a subscription of that name, and the other errors of
+        `SubscriptionRegistry.subscribe`."""
         mark = compute_cursor_start(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
-        """Returns the stored properties of a subscription; {} if it is not durable."""
+        """Returns the stored properties of a subscription; {} if it is not durable. Raises SubscriptionNotFound if the
+        topic has no such subscription."""
         store = self._topic.find_subscription(name).store
         return store.properties if store is not None else {}
 
     async def set_properties(self, name: str, properties: dict[str, str]) -> None:
-        """Replaces all properties of a subscription. Raises NotAllowed if the topic is not persistent, and the errors
-        of `SubscriptionRegistry.set_properties`."""
+        """Replaces all properties of a subscription. Raises SubscriptionNotFound if the topic has no such subscription,
+        NotAllowed if the topic is not persistent, and the errors of `SubscriptionRegistry.set_properties`."""
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
@@ -277,8 +281,9 @@ class SubscriptionAdministration:
 
     async def set_filter(self, name: str, text: str) -> None:
         """Sets the filter of a subscription; an empty text removes it. The filter applies to messages that are not
-        acknowledged yet. Raises Busy if consumers are connected; InvalidRequest if the filter does not parse;
-        NotAllowed if the topic is not persistent; and the other errors of `set_properties`."""
+        acknowledged yet. Raises SubscriptionNotFound if the topic has no such subscription; Busy if consumers are
+        connected; InvalidRequest if the filter does not parse; NotAllowed if the topic is not persistent; and the other
+        errors of `set_properties`."""
         kept = {key: value for key, value in self.properties(name).items() if key not in FILTER_PROPERTIES}
         await self.set_properties(name, {**kept, FILTER: text.strip()} if text.strip() else kept)
 
@@ -286,8 +291,9 @@ class SubscriptionAdministration:
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
         """Moves a subscription to the message `to`, or to the first message that arrived at or after `publish_time_ms`
-        (ms since the epoch). The new position is durable when this method returns. Raises InvalidRequest if neither is
-        given, and the errors of `Subscription.seek`."""
+        (ms since the epoch). `inclusive` False: to the place after the message `to`. The new position is durable when
+        this method returns. Raises SubscriptionNotFound if the topic has no such subscription; InvalidRequest if
+        neither is given; and the errors of reading the log and of `Subscription.seek`."""
         log, subscription = self._topic.shown, self._topic.find_subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
@@ -302,7 +308,9 @@ class SubscriptionAdministration:
 
     async def skip_messages(self, name: str, messages: int) -> None:
         """Acknowledges the next `messages` messages (-1: all) of the subscription `name`, or of every durable
-        subscription if `name` is empty. Raises InvalidRequest if `messages` is below -1."""
+        subscription if `name` is empty. Raises SubscriptionNotFound if the topic has no such subscription;
+        InvalidRequest if `messages` is below -1; and the errors of reading the log and of `Subscription.wait_durable`.
+        """
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):
@@ -311,8 +319,10 @@ class SubscriptionAdministration:
     async def expire_messages(self, name: str, older_than_s: float, up_to: Position | None) -> int:
         """Acknowledges old messages of one subscription; of every durable subscription if `name` is empty. These are
         all messages up to and including the position `up_to`; if that is None, all messages older than `older_than_s`
-        seconds. Returns how many entries were acknowledged, when that is durable. Raises InvalidRequest if the age is
-        not above 0 and at most AGE_S_MAX."""
+        seconds. Of a chunked message that reaches over `up_to`, also the later chunks are acknowledged. Returns an
+        estimate of how many entries were acknowledged, when that is durable. Raises SubscriptionNotFound if the topic
+        has no such subscription; InvalidRequest if the age is not above 0 and at most AGE_S_MAX; and the errors of
+        reading the log and of `Subscription.wait_durable`."""
         if up_to is None and not 0 < older_than_s <= AGE_S_MAX:
             raise InvalidRequest(
                 f"messages expire when they are older than some seconds (0 to {AGE_S_MAX}), or up to a message id"
@@ -330,7 +340,8 @@ class SubscriptionAdministration:
 
     async def peek_messages(self, name: str, messages: int) -> list[EntryWithHiddenMessages]:
         """Returns the entries that contain the next `messages` messages of the subscription. Acknowledges nothing.
-        Raises InvalidRequest if `messages` is above PEEK_MESSAGES_MAX."""
+        Raises SubscriptionNotFound if the topic has no such subscription; InvalidRequest if `messages` is above
+        PEEK_MESSAGES_MAX; and the errors of reading the log."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.find_subscription(name)
@@ -339,31 +350,32 @@ class SubscriptionAdministration:
 
     async def analyze_backlog(self, name: str) -> examine.Backlog:
         """Reads the backlog of a subscription, at most about ANALYZE_ENTRIES_MAX entries of it, and returns how many
-        entries and messages it contains."""
+        entries and messages it contains; `complete` is False in the result if it has more. Raises SubscriptionNotFound
+        if the topic has no such subscription, and the errors of reading the log."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages
     async def read_nth_message(self, number: int, *, from_latest: bool) -> EntryWithHiddenMessages:
         """Returns the entry that contains the n-th message of the topic; the other messages of its batch are hidden.
         `number`: n, from 1 on; `from_latest`: counts from the newest message, else from the oldest one. Raises NotFound
-        if the topic has fewer messages."""
+        if the topic has fewer messages, or `number` is below 1. Raises the errors of reading the log, too."""
         entry, at = await examine.find_nth_message(self._topic.shown, number, from_latest=from_latest)
         return EntryWithHiddenMessages(entry, [index for index in range(entry.count) if index != at])
 
     async def read_message(self, position: Position) -> EntryWithHiddenMessages:
         """Returns the entry at `position`, without hidden messages. Raises NotFound if the topic has no such entry, or
-        consumers may not get it."""
+        consumers may not get it. Raises the errors of reading the log, too."""
         return EntryWithHiddenMessages(await examine.read_message(self._topic.shown, position), [])
 
     async def find_message_by_time(self, publish_time_ms: int) -> MessageId:
         """Returns the id of the first message that arrived at or after `publish_time_ms` (ms since the epoch). If there
-        is none, returns the id that the next message will get."""
+        is none, returns the id that the next message will get. Raises the errors of reading the log."""
         position = (await self._topic.shown.reader.find_position_by_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
     async def find_last_message(self) -> MessageId:
         """Returns the id of the last message of the topic that consumers may get. If there is none, returns the topic's
-        last position."""
+        last position. Raises the errors of reading the log."""
         last = await self._topic.shown.reader.read_last_message()
         position, batch_index, _ = last or (self._topic.shown.shape.last_position, -1, -1)
         return MessageId(*position, self._topic.name.partition, batch_index)

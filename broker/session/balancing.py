@@ -106,10 +106,10 @@ def _describe_move(move: PlannedMove) -> BundleMove:
 
 
 async def balance_brokers(broker: TopicManager, administration: Administration, *, dry_run: bool) -> Balance:
-    """Moves bundles from the brokers with the most load to those of their group with the least; at most MOVES_MAX moves
-    in each group. Returns the moves, and the load of each broker before and after them. `dry_run`: only plans the
-    moves. Raises Unavailable, and moves nothing, if a broker does not answer. If a move fails, raises its error after
-    the others have ended."""
+    """Moves bundles from the brokers with the most load to those of their group with the least; at most
+    MOVES_PER_PLAN_MAX moves in each group. Returns the moves, and the load of each broker before and after them.
+    `dry_run`: only plans the moves. Raises Unavailable, and moves nothing, if a broker does not answer. If a move
+    fails, raises its error after the others have ended. Raises the errors of the metadata, too."""
     page = await ClusterSummaries(broker).list_bundles(None, here=False)
     registered = await broker.list_brokers()
     missing = sorted(set(page.silent).intersection(each.name for each in registered))
@@ -150,8 +150,8 @@ async def _move_bundles(broker: TopicManager, administration: Administration, mo
 
 
 async def measure_load(broker: TopicManager) -> MeasuredLoad:
-    """Returns the load of this broker and its heaviest bundles. Walks the loaded topics in slices of the loop; reads
-    nothing. Raises Unavailable if this broker has no ownership session."""
+    """Returns the load of this broker and its heaviest bundles. Walks the loaded topics in slices of the loop, and
+    waits for no read of an entry. Raises Unavailable if this broker has no ownership session."""
     survey, state, config = await broker.survey.run_survey(), broker.balancing, broker.config  # the rates are of a walk
     sums = await broker.sum_traffic_by_bundle()
     loads = {path: compute_bundle_load(each) for path, each in sums.items()}
@@ -175,7 +175,7 @@ async def measure_load(broker: TopicManager) -> MeasuredLoad:
 
 async def describe_balance(broker: TopicManager, *, here: bool) -> BalanceStatus:
     """Returns what the automatic balance does, as the leader knows it. `here`, or without a leader: as this broker
-    knows it. Raises the error of the call if the leader does not answer."""
+    knows it. Raises the error of the call if the leader does not answer, and the errors of the metadata."""
     found = await get_readable_record(broker.metadata, paths.BALANCER, BalancerRecord)
     leader, state = "" if found is None else found[0].broker, broker.balancing
     if found is not None and leader != broker.name and not here:
@@ -226,7 +226,8 @@ class AutomaticBalancer:
 
     async def check(self, moves: Tasks) -> None:
         """Takes part in the election. As the leader, collects the loads, and begins the planned moves as tasks of
-        `moves`. Raises the errors of the metadata."""
+        `moves`. Begins none while the setting `balance` is off, or if the collection took more than
+        BALANCE_CHECK_INTERVAL_S. Raises the errors of the metadata."""
         broker, state = self._broker, self._state
         leads = broker.has_session and await self._is_leader()
         if leads != state.leads:

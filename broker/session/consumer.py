@@ -226,9 +226,9 @@ class ConsumerSession:
     async def open(
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """Opens a consumer, and returns its session. Raises InvalidRequest, InvalidName, Unauthorized, TopicNotFound,
-        IncompatibleSchema, InvalidSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if
-        the consumer may not be opened; or an error of loading the topic, reading its log or
+        """Opens a consumer with these `options`, and returns its session. Raises InvalidRequest, InvalidName,
+        Unauthorized, TopicNotFound, IncompatibleSchema, InvalidSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed,
+        NotOwner or BackPressure if the consumer may not be opened; or an error of loading the topic, reading its log or
         `SubscriptionRegistry.subscribe`. If this method raises or is cancelled, the broker keeps nothing of the
         consumer. The port is not called before this method returns."""
         options.check()
@@ -340,8 +340,8 @@ class ConsumerSession:
         self._consumer.principal = principal
 
     def grant_permits(self, permits: int) -> None:
-        """Permits the broker to deliver `permits` more messages to this consumer. Raises InvalidRequest if the consumer
-        would have more than PERMITS_MAX permits."""
+        """Permits the broker to deliver `permits` more messages to this consumer. Raises InvalidRequest if `permits` is
+        negative, or the consumer would have more than PERMITS_MAX permits."""
         held = self._consumer.member.permits
         if permits < 0 or held + permits > PERMITS_MAX:
             raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
@@ -356,9 +356,10 @@ class ConsumerSession:
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
         """Acknowledges entries and sets of entries, in steps: the caller iterates, and may let other tasks run in
-        between. Raises InvalidRequest at the first entry after the end of the topic; the entries before it are
-        acknowledged. After the last step raises TransactionConflict if some entries are acknowledged in an open
-        transaction; all other entries are acknowledged."""
+        between. Raises InvalidRequest at the first entry that is after the end of the topic or has no such message, and
+        at a set that does not parse; what comes before it is acknowledged. After the last step raises
+        TransactionConflict if some entries are acknowledged in an open transaction; all other entries are acknowledged.
+        """
         entries, refused = iter(entries), list[TransactionConflict]()
         while some := list(islice(entries, ACKED_ENTRIES_PER_SLICE)):
             try:
@@ -377,10 +378,11 @@ class ConsumerSession:
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
         """Acknowledges all messages up to and including the entry that `acked` names. Works in steps: the caller
-        iterates, and may let other tasks run in between. Before anything is acknowledged raises NotAllowed if several
-        consumers may share the subscription, InvalidRequest if the entry is after the last entry of the log or has no
-        such message, TransactionConflict if one of the messages is acknowledged in an open transaction. A later step
-        raises a TransactionConflict that has arisen meanwhile; what earlier steps have acknowledged stays so."""
+        iterates, and may let other tasks run in between. Does nothing if the entry was trimmed. Before anything is
+        acknowledged raises NotAllowed if several consumers may share the subscription, InvalidRequest if the entry is
+        after the last entry of the log or has no such message, TransactionConflict if one of the messages is
+        acknowledged in an open transaction. A later step raises a TransactionConflict that has arisen meanwhile; what
+        earlier steps have acknowledged stays so."""
         if not self.subscription.check_cumulative_ack(self._consumer, acked):
             return  # trimmed
         for mark in self.subscription.acks.split_cumulative_ack_into_steps(self._consumer.member, acked.position):
@@ -407,14 +409,15 @@ class ConsumerSession:
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
 
     def record_failure_reasons(self, failures: Mapping[Position, Failure]) -> None:
-        """Stores why the application gave entries back, by position; it is sent with their next delivery, and with
-        their dead letters. Does nothing if the subscription moves no dead letters."""
+        """Stores `failures`: why the application gave entries back, by position. It is sent with their next delivery,
+        and with their dead letters. Does nothing if the subscription moves no dead letters."""
         if failures and self.subscription.dead_letters is not None:
             self.subscription.dead_letters.record_failure_reasons(failures)
 
     @property
     def failures(self) -> Mapping[Position, Failure]:
-        """Why entries were given back last, by position, as far as the broker has stored it."""
+        """Why entries were given back last, by position, as far as the broker has stored it. Empty if the subscription
+        moves no dead letters."""
         letters = self.subscription.dead_letters
         return letters.failures if letters is not None else NO_FAILURES
 
@@ -435,9 +438,10 @@ class ConsumerSession:
         applied here. (A cumulative acknowledgement does not wait after an abort: the messages must be delivered again
         first.)
 
-        Raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, or an error of
-        `TransactionCoordinatorsPort.join_transaction`; nothing is pending then. After another error or a cancellation
-        the outcome is unknown: the caller must repeat the request, in the same transaction."""
+        Raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, ConnectionLost (the
+        consumer is closed), or an error of `TransactionCoordinatorsPort.join_transaction`; nothing is pending then.
+        After another error or a cancellation the outcome is unknown: the caller must repeat the request, in the same
+        transaction."""
         subscription, turns, wanted, last = self.subscription, EventLoopSlices(self._clock), TxnAcks(), None
         subscription.check_supports_transactions()
         if cumulative:
@@ -547,7 +551,8 @@ class ConsumerSession:
 
         Raises InvalidRequest if the index is after the end of the topic, or the note is too long; TransactionConflict
         as `ack_cumulative` does. Raises NotAllowed if several consumers may share the subscription, if this consumer is
-        not the active one, or if a note may not be stored."""
+        not the active one, or if a note may not be stored. Raises the errors of reading the log and those of
+        `Subscription.wait_durable`, too."""
         subscription = self.subscription
         check_commit_note(note, durable=subscription.is_durable)
         async with subscription.seek_lock:
@@ -586,7 +591,8 @@ class ConsumerSession:
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Deletes the subscription. Raises NotAllowed if the subscription is not durable (only on persistent topics);
-        Busy if it has other consumers and `force` is False. With `force` the other consumers are disconnected."""
+        Busy if it has other consumers and `force` is False. With `force` the other consumers are disconnected. Raises
+        the errors of `SubscriptionRegistry.unsubscribe`, too."""
         subscription = self.subscription
         if not subscription.is_durable and self.topic.name.persistent:
             raise NotAllowed("a subscription that does not last ends with its consumers: close them")

@@ -185,10 +185,10 @@ async def try_filter(
 
 # -------------------------------------------------------------------------------------------------------- search
 class FindRequest(msgspec.Struct, frozen=True):
-    """A search for messages. `since_ms`, `until_ms`: when they were stored, from (inclusive) and to (exclusive), in ms
-    since the epoch; 0: no bound. `before_index`: their indexes are below it; 0: up to the end. `limit`: the most
-    messages to find; 0: FOUND_MESSAGES_MAX. `dry_run`: reads key indexes only; the answer has no messages, and says how
-    many messages and bytes a search would look at."""
+    """A search for messages of `topic` (its full name) that meet the `criteria`. `since_ms`, `until_ms`: when they were
+    stored, from (inclusive) and to (exclusive), in ms since the epoch; 0: no bound. `before_index`: their indexes are
+    below it; 0: up to the end. `limit`: the most messages to find; 0: FOUND_MESSAGES_MAX. `dry_run`: reads key indexes
+    only; the answer has no messages, and says how many messages and bytes a search would look at."""
 
     topic: str
     criteria: SearchCriteria
@@ -231,8 +231,8 @@ def _running(broker: TopicManager, topic: str) -> Iterator[None]:
 async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallContext) -> FoundMessages:
     """Searches a topic that this broker owns, and returns the found messages, the newest entry first, and how far the
     search got. Raises InvalidRequest (such as for a limit above FOUND_MESSAGES_MAX), NotAllowed, NotOwner,
-    TopicNotFound, Unauthorized, Unavailable or DataLost; BackPressure if SEARCHES_AT_ONCE_MAX searches are running, or
-    one in this topic."""
+    TopicNotFound, Unauthorized, Unavailable or DataLost, or another error of `TopicManager.load_topic`; BackPressure if
+    SEARCHES_AT_ONCE_MAX searches are running, or one in this topic."""
     if wanted.limit > FOUND_MESSAGES_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
         raise InvalidRequest(
             f"a search finds at most {FOUND_MESSAGES_MAX} messages, between two times, before an index"

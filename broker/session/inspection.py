@@ -165,8 +165,8 @@ def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple
 
 
 def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
-    """Returns the `count` largest runs of consecutive values in `entries`, each as (its first value, its length). If
-    several are equally large, any of them may be left out."""
+    """Returns the `count` largest runs of consecutive values in `entries`, each as (its first value, its length); all
+    of them if there are fewer. If several are equally large, any of them may be left out."""
     # `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of
     # them. `length` is doubled, and then refined, while enough runs remain.
     starts, length = entries, 1
@@ -289,8 +289,8 @@ def _copies(topic: Topic, listed: TopicLedger, record: LedgerRecord | None, miss
 async def describe_metadata(metadata: MetadataStore, path: str, after: str, limit: int) -> MetadataNode:
     """Returns a description of the metadata node at `path` ("" or "/": the root), with the names of at most `limit` (0:
     LISTED_CHILDREN_DEFAULT) of its children that sort after `after`. Secrets in the record are blanked; a record that
-    does not decode is described by its damage. Raises InvalidRequest if `path` does not begin with /, or `limit` is not
-    0 to LISTED_CHILDREN_MAX. Raises the errors of the metadata."""
+    does not decode is described by its damage. The version is -1 if there is no such node. Raises InvalidRequest if
+    `path` does not begin with /, or `limit` is not 0 to LISTED_CHILDREN_MAX. Raises the errors of the metadata."""
     limit = _limited(limit, LISTED_CHILDREN_DEFAULT, LISTED_CHILDREN_MAX, "limit")
     path = path.rstrip("/")
     if path and not path.startswith("/"):
@@ -318,10 +318,10 @@ def _blanked(value: object) -> object:
 
 # ----------------------------------------------------------------------------------------------------- repair
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
-    """Sends an admin request (bookie/admin.py) to the bookies `names`, one after another, until one of them answers
-    without an error. Returns this answer. Waits at most BOOKIE_ANSWER_TIMEOUT_S seconds for each. The request has the
-    rights of this broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers,
-    and the errors of the metadata."""
+    """Sends the admin request `verb`, with these options (bookie/admin.py), to the bookies `names`, one after another,
+    until one of them answers without an error. Returns this answer. Waits at most BOOKIE_ANSWER_TIMEOUT_S seconds for
+    each. The request has the rights of this broker, so the caller's own rights must be checked before. Raises
+    Unavailable if no bookie answers, and the errors of the metadata."""
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
@@ -494,7 +494,8 @@ def format_setting_value(value: object) -> str:
 # --------------------------------------------------------------------------------------------------- describing
 async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics: bool = False) -> BrokerDescription:
     """Returns a description of this broker, from the memory of its process; asks no other process. `tasks`: also
-    describes what each task waits for; `metrics`: also includes the page of metrics, up to LISTED_BYTES_MAX bytes."""
+    describes what each task waits for; `metrics`: also includes the page of metrics, up to LISTED_BYTES_MAX bytes.
+    Raises Unavailable if this broker has no ownership session."""
     settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(
@@ -505,7 +506,7 @@ async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics:
 
 def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
     """Returns the settings that are in force at this broker, each with the source of its value. A setting that was
-    changed at run time has the source `dynamic`."""
+    changed at run time has the source `dynamic`. Raises Unavailable if this broker has no ownership session."""
     config, changed = broker.config, {_OURS[name] for name in list_changed_settings(broker.policies.all_brokers_record)}
     defaults, found = list_setting_defaults(BrokerConfig), list[BrokerSetting]()
     for name in config.__struct_fields__:

@@ -90,8 +90,8 @@ class ProducerPort(PublishOutcomePort, Protocol):
     implement it, and the session calls it. None of its methods is called after `on_closed`."""
 
     def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """Sends the receipt of an entry that is stored at `position`. `index`: the index of the entry's last message in
-        the topic."""
+        """Sends the receipt of the entry with this sequence id, which is stored at `position`. `index`: the index of
+        the entry's last message in the topic."""
         ...
 
     def grant_credit(self, size: int) -> None:
@@ -125,11 +125,11 @@ class ProducerSession:
     async def open(
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
-        """Opens a producer, and returns its session. Raises InvalidRequest, InvalidName, Unauthorized, TopicTerminated,
-        IncompatibleSchema, InvalidSchema, ProducerBusy, ProducerFenced, NotOwner or BacklogQuotaExceeded if the
-        producer may not be opened; or an error of loading the topic or of `SubscriptionRegistry.subscribe`. If this
-        method raises or is cancelled, the broker keeps nothing of the producer. The port is not called before this
-        method returns."""
+        """Opens a producer with these `options`, and returns its session. Raises InvalidRequest, InvalidName,
+        Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, NotAllowed, ProducerBusy, ProducerFenced,
+        NotOwner or BacklogQuotaExceeded if the producer may not be opened; or an error of loading the topic or of
+        `SubscriptionRegistry.subscribe`. If this method raises or is cancelled, the broker keeps nothing of the
+        producer. The port is not called before this method returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.check_permission(principal, Permission.PRODUCE, topic=topic_name)

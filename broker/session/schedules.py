@@ -115,7 +115,7 @@ class ScheduleCatalog:
         InvalidRequest if the schedule is invalid, would never fire, or is too large; TopicNotFound if the topic does
         not exist; AlreadyExists if the topic has a schedule of that name. Raises NotAllowed if the namespace has
         SCHEDULES_MAX schedules, those of the topic have more than TOPIC_BYTES_MAX bytes, or `topic` is a partition or
-        is not persistent."""
+        is not persistent. Raises the errors of the metadata, too."""
         if not topic.persistent or topic.is_partition:
             raise NotAllowed(f"{topic} has no schedules: a persistent topic has, and no single partition")
         _check(schedule)
@@ -144,7 +144,7 @@ class ScheduleCatalog:
 
     async def delete_schedule(self, topic: TopicName, name: str) -> None:
         """Deletes a schedule and its progress. A fire that has begun may still be published. Raises NotFound if the
-        topic has no such schedule."""
+        topic has no such schedule. Raises the errors of the metadata, too."""
 
         def changed(record: SchedulesRecord | None) -> SchedulesRecord | None:
             _find(topic, record, name)
@@ -156,7 +156,8 @@ class ScheduleCatalog:
 
     async def pause_schedule(self, topic: TopicName, name: str, *, paused: bool) -> None:
         """Pauses a schedule, or ends its pause if `paused` is False. Fires that were due during the pause are dropped.
-        Does nothing if the schedule is in that state. Raises NotFound if the topic has no such schedule."""
+        Does nothing if the schedule is in that state. Raises NotFound if the topic has no such schedule. Raises the
+        errors of the metadata, too."""
         now_ms = self._broker.world.clock.wall_ms()
 
         def changed(record: SchedulesRecord | None) -> SchedulesRecord | None:
@@ -172,8 +173,9 @@ class ScheduleCatalog:
 
     async def run_schedule_now(self, topic: TopicName, name: str) -> None:
         """Publishes the message of a schedule once, now, even if the schedule is paused. Its regular fires are not
-        changed. Raises NotFound if the topic has no such schedule, and the errors of a publish. After such an error it
-        is unknown whether the message was published."""
+        changed. Raises NotFound if the topic has no such schedule, TopicNotFound if the topic does not exist, and the
+        errors of `InternalProducer.publish_messages`. After such an error it is unknown whether the message was
+        published."""
         record = await get_record(self._broker.metadata, _path(topic), SchedulesRecord)
         schedule = _find(topic, record[0] if record else None, name)
         partitions = await self._broker.catalog.count_existing_partitions(topic)
@@ -184,7 +186,7 @@ class ScheduleCatalog:
 
     async def list_stats(self, topic: TopicName) -> list[ScheduleStats]:
         """Returns the schedules of a topic, sorted by name, each with its progress and its state. Raises TopicNotFound
-        if the topic does not exist."""
+        if the topic does not exist. Raises the errors of the metadata, too."""
         found = await get_record(self._broker.metadata, _path(topic), SchedulesRecord)
         now_ms = self._broker.world.clock.wall_ms()
         made: list[ScheduleStats] = []
@@ -363,8 +365,8 @@ class _Known(msgspec.Struct, eq=False):
 
 
 class ScheduleRunner:
-    """Fires the schedules of those topics that this broker owns. A broker has one, and runs `run` and `follow` in two
-    tasks for as long as it runs. `fired`: the messages that this broker has published."""
+    """Fires the schedules of those topics that this broker owns. A broker has one, and runs `run` and
+    `follow_schedules` in two tasks for as long as it runs. `fired`: the messages that this broker has published."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

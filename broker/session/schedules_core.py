@@ -89,7 +89,7 @@ class Cron(NamedTuple):
     is_hourly: bool  # it goes by elapsed time
 
     def matches_day(self, day: date) -> bool:
-        """Returns True if the expression fires on this day."""
+        """Returns True if the day fits the fields of days (of the month, of the week). The month is not checked."""
         of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return of_month or of_week if self.either_day else of_month and of_week
 
@@ -332,7 +332,8 @@ def _fires_between(schedule: Schedule, after_ms: int, until_ms: int) -> Iterator
 
 def check_schedule(schedule: Schedule, now_ms: int) -> None:
     """Raises InvalidRequest if the schedule does not have exactly one of the three forms, has a value out of its range,
-    or would not fire after `now_ms` (by a cron expression: within SEARCHED_YEARS_MAX years)."""
+    names a time zone that this broker does not have, or would not fire after `now_ms` (by a cron expression: within
+    SEARCHED_YEARS_MAX years)."""
     if sum((bool(schedule.cron), bool(schedule.every_ms), bool(schedule.at_ms))) != 1:
         raise InvalidRequest("a schedule has a cron expression, an interval or a time: one of the three")
     if schedule.every_ms and not INTERVAL_MS_MIN <= schedule.every_ms <= TIME_MS_MAX:

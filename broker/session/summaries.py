@@ -290,7 +290,8 @@ def collect_internal_stats(topic: Topic, cache_bytes: int) -> values.TopicIntern
 
 
 def collect_compaction_stats(topic: Topic) -> values.CompactionStatus:
-    """Returns the state and the progress of the topic's compaction."""
+    """Returns the state and the progress of the topic's compaction. If the topic was never compacted, `ledger_id` is
+    -1."""
     progress, record = topic.compaction.progress, topic.compaction.record
     found = values.CompactionStatus(
         progress.state, progress.step, progress.error, progress.looked_at, progress.to_look_at, progress.rounds,
@@ -321,9 +322,9 @@ T = TypeVar("T")
 
 
 class TopicPageQuery(NamedTuple):
-    """A query for one page of the list of all topics in the cluster: which names are selected, how the topics are
-    sorted, and after which topic the page begins. `limit`: the most rows of the page, 1 to LISTED_TOPICS_MAX; 0:
-    LISTED_TOPICS_DEFAULT."""
+    """A query for one page of the list of all topics in the cluster: which names are selected (those that begin with
+    `prefix` and contain `contains`), how the topics are sorted, and after which topic the page begins. `limit`: the
+    most rows of the page, 1 to LISTED_TOPICS_MAX; 0: LISTED_TOPICS_DEFAULT."""
 
     prefix: str = ""  # of the full name, as `contains`
     contains: str = ""
@@ -362,7 +363,7 @@ class ClusterSummaries:
 
     async def summarize_brokers(self, *, here: bool) -> ClusterSummary:
         """Returns a summary of each broker, sorted by name, and of the bookies. `here`: only of this broker, without
-        bookies."""
+        bookies. The result names the brokers that did not answer."""
         if here:
             return ClusterSummary((await self._summary(),), ())
         mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
@@ -404,9 +405,9 @@ class ClusterSummaries:
         )  # fmt: skip
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
-        """Returns one page of the list of topics that are loaded at any broker. `here`: at this broker only. Raises
-        InvalidRequest if the query's `limit` is not 0 to LISTED_TOPICS_MAX (0: LISTED_TOPICS_DEFAULT), its `sort` is
-        unknown, or its `after` does not fit."""
+        """Returns one page of the list of topics that are loaded at any broker. `here`: at this broker only. The result
+        names the brokers that did not answer. Raises InvalidRequest if the query's `limit` is not 0 to
+        LISTED_TOPICS_MAX (0: LISTED_TOPICS_DEFAULT), its `sort` is unknown, or its `after` does not fit."""
         query = query._replace(limit=query.limit or LISTED_TOPICS_DEFAULT)
         if not 1 <= query.limit <= LISTED_TOPICS_MAX:
             raise InvalidRequest(f"limit must be 1 to {LISTED_TOPICS_MAX}, not {query.limit}")
@@ -427,8 +428,8 @@ class ClusterSummaries:
 
     async def list_bundles(self, name: NamespaceName | None, *, here: bool) -> BundlePage:
         """Returns the bundles of a namespace that brokers own, with their topics and rates, sorted by name. None: the
-        bundles of all namespaces. `here`: those of this broker only. Raises Unavailable if this broker has no ownership
-        session."""
+        bundles of all namespaces. `here`: those of this broker only. The result names the brokers that did not answer.
+        Raises Unavailable if this broker has no ownership session."""
         mine = await self._list_own_bundles(name)
         if here:
             return BundlePage(mine, ())

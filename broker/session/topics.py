@@ -84,16 +84,18 @@ class TopicQueries:
     async def look_up_owner(self, topic: TopicName, listener: str = "") -> TopicOwner:
         """Returns the broker that owns a topic, even if the topic does not exist yet. `listener`: the name of the
         listener that the client uses; empty: the default one. Raises Unavailable if the owner is not known at the
-        moment; NotFound if the owner has no listener of this name, or the namespace does not exist."""
+        moment; NotFound if the owner has no listener of this name, or the namespace does not exist; and the other
+        errors of `TopicManager.find_owner`."""
         owner = await self._broker.find_owner(topic)
         return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def count_partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> PartitionsAndOwner:
-        """Returns the number of partitions of a topic, and for a topic without partitions its owner if it is known.
-        `create`: creates the topic if it is missing and may be created, with the namespace's default number of
-        partitions. `by_use`: if that number is 0, does not create the topic now, because its first use creates it.
-        Raises TopicNotFound if the topic is missing and not created; TenantNotFound or NamespaceNotFound if its
-        namespace is missing; NotAllowed if the namespace has its maximum of topics."""
+        """Returns the number of partitions of a topic, and for a topic without partitions its owner if it is known; for
+        a partition returns 0 and no owner. `create`: creates the topic if it is missing and may be created, with the
+        namespace's default number of partitions. `by_use`: if that number is 0, does not create the topic now, because
+        its first use creates it. Raises TopicNotFound if the topic is missing and not created; TenantNotFound or
+        NamespaceNotFound if its namespace is missing; NotAllowed if the namespace has its maximum of topics. Raises the
+        errors of the metadata, too."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return PartitionsAndOwner(0)  # a partition is used like a topic without partitions
@@ -223,7 +225,8 @@ class SchemaQueries:
     async def get_schema(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
         """Returns the schema of the topic with that version; None: the newest one. Raises SchemaNotFound if there is
         none; TopicNotFound if the topic has another incarnation than `incarnation`, before or after the read, because
-        version numbers are valid in one incarnation only."""
+        version numbers are valid in one incarnation only. Raises Unavailable without an ownership session, and the
+        errors of the metadata."""
         check = self._broker.catalog.check_incarnation
         await check(topic, incarnation)
         found = await self._broker.schemas.get_schema(topic, version)
@@ -232,7 +235,8 @@ class SchemaQueries:
 
     async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
         """Returns the schema versions of the topic that are not deleted, in order. Raises SchemaNotFound if there are
-        none, NotAllowed if together they are too large for one answer."""
+        none, NotAllowed if together they are too large for one answer. Raises Unavailable without an ownership session,
+        and the errors of the metadata."""
         return await self._broker.schemas.list_versions(topic)
 
     async def register_schema(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
@@ -240,26 +244,28 @@ class SchemaQueries:
         `user`: the role that is stored with the schema. `by_hand`: True if an operator registers the schema, which is
         allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest or NotAllowed if the
         schema may not be registered; OutcomeUnknown if it may be registered; TenantNotFound or NamespaceNotFound if the
-        namespace does not exist."""
+        namespace does not exist. Raises Unavailable without an ownership session, and the errors of the metadata."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register_schema(topic, info, rules, user=user, by_hand=by_hand)
 
     async def find_schema_version(self, topic: TopicName, info: SchemaInfo) -> int:
         """Returns the version of the topic's schema that is equal to `info`. Raises SchemaNotFound if none is equal;
-        InvalidRequest if `info` is invalid."""
+        InvalidRequest if `info` is invalid. Raises Unavailable without an ownership session, and the errors of the
+        metadata."""
         return await self._broker.schemas.find_schema_version(topic, info)
 
     async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
         """Returns why the schema could not be registered for the topic, or that it could, and the compatibility rule
         that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid, NotAllowed if there are too
-        many bytes to compare, TenantNotFound or NamespaceNotFound if the namespace does not exist."""
+        many bytes to compare, TenantNotFound or NamespaceNotFound if the namespace does not exist. Raises Unavailable
+        without an ownership session, and the errors of the metadata."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_schema_refused(topic, info, mode) or "", mode)
 
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Marks all schema versions of the topic as deleted; with `force`, also deletes their definitions. Returns the
         number of the newest one; None if the topic had no schema. Raises OutcomeUnknown if others keep changing the
-        schemas."""
+        schemas. Raises Unavailable without an ownership session, and the errors of the metadata."""
         return await self._broker.schemas.delete_schemas(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaPolicies:

@@ -135,9 +135,9 @@ def _hex_text(payload: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class MessageView:
     """A stored message as the page shows it. `index`: its index in the topic; `published_ms`: when it was published (ms
-    since the epoch); `size`: the bytes of its payload; `way`: the format of the text `payload`. `cut`: whether
-    `payload` is only the beginning of the message's payload. `acts`: what the caller may do with the message
-    (RESEND_ACTION, REDRIVE_ACTION)."""
+    since the epoch); `producer`: the name of its producer; `key`: its key, "" if it has none; `size`: the bytes of its
+    payload; `way`: the format of the text `payload`. `cut`: whether `payload` is only the beginning of the message's
+    payload. `acts`: what the caller may do with the message (RESEND_ACTION, REDRIVE_ACTION)."""
 
     id: str  # LEDGER:ENTRY, of a batch with :INDEX
     index: int
@@ -149,7 +149,7 @@ class MessageView:
     way: str
     payload: str
     cut: bool
-    acts: tuple[str, ...] = ()  # RESEND_ACTION, REDRIVE_ACTION: what the caller may do with it
+    acts: tuple[str, ...] = ()  # RESEND_ACTION, REDRIVE_ACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,9 @@ class SearchProgress:
 @dataclass(frozen=True, slots=True)
 class MessagesView:
     """The content of the page with messages of a topic. The query selects messages by `id`, `time` or `subscription`;
-    or by a search for `key`, `property`, `text` and `where`, published from `since` until `until`. Without a selection,
-    the content is the last message. `progress`: the progress of a search; None if the query is not a search."""
+    or by a search for `key`, `property`, `text` and `where`, published from `since` until `until`. `way`: the format of
+    the payloads, as in `format_payload_text`. Without a selection, the content is the last message. `progress`: the
+    progress of a search; None if the query is not a search."""
 
     topic: str
     id: str
@@ -272,8 +273,8 @@ def find_dead_letter_source(message: DecodedMessage, here: TopicName) -> TopicNa
 
 async def find_allowed_actions(call: RestRequest, messages: Sequence[DecodedMessage]) -> list[tuple[str, ...]]:
     """Returns, for each message, the actions that the caller may do with it: RESEND_ACTION (publish it again),
-    REDRIVE_ACTION (send a dead letter back to the topic from which it came). Raises Unavailable if the caller's grants
-    cannot be read."""
+    REDRIVE_ACTION (send a dead letter back to the topic from which it came). Raises Unavailable, or another error of
+    the metadata, if the caller's grants cannot be read."""
     may = dict[TopicName, bool]()
     for target in (call.topic, *(find_dead_letter_source(each, call.topic) for each in messages)):
         if target is not None and target not in may:
@@ -295,8 +296,8 @@ async def _may_produce(call: RestRequest, topic: TopicName) -> bool:
 
 
 async def check_produce_permission(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
-    """Raises Unauthorized if the caller may not publish to the topic, Unavailable if its grants cannot be read.
-    `audited`: whether a refusal is written to the audit log."""
+    """Raises Unauthorized if the caller may not publish to the topic, Unavailable, or another error of the metadata, if
+    its grants cannot be read. `audited`: whether a refusal is written to the audit log."""
     context = call.context
     await call.broker.access.check_permission(
         context.principal, Permission.PRODUCE, topic=topic, peer=context.peer, audited=audited
@@ -354,9 +355,9 @@ class DecodedMessage:
 
 
 async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[DecodedMessage]:
-    """Returns the messages of an entry, without those that are acknowledged. If `wanted` (ledger id, entry id, batch
-    index) has a batch index, returns only the message with this index; [] if there is none. Raises HttpError (413) if
-    the entry is too large for the page; CorruptEntry if it does not parse."""
+    """Returns the messages of the entry `found` (a `wire.Delivery`), without those that are acknowledged. If `wanted`
+    (ledger id, entry id, batch index) has a batch index, returns only the message with this index; [] if there is none.
+    Raises HttpError (413) if the entry is too large for the page; CorruptEntry if it does not parse."""
     last_index, header = parse_entry(found.entry)
     if is_too_large(header):
         raise HttpError("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
@@ -415,7 +416,7 @@ async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Decode
 #
 #     plan = await plan_resend(call, act, id, once)    the message and its target; raises if a copy cannot be correct
 #     plan.preview                                     a text for the user: "This would …"
-#     outcome = await publish_again(call, plan)        publishes and confirms it, and writes to the audit log
+#     outcome = await resend_message(call, plan)       publishes and confirms it, and writes to the audit log
 #
 # The copy is what its consumers got: payload, key, ordering key, event time, properties and schema, at the end of the
 # topic, in the partition where it was. It is a message of its own: a new id and time, no transaction, no delay. The
@@ -438,8 +439,9 @@ async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Decode
 @dataclass(frozen=True, slots=True)
 class ResendPlan:
     """A message that would be published again, and the topic to which (`target`). `act`: RESEND_ACTION or
-    REDRIVE_ACTION; `id`: the id of the original; `client_part`: the entry to publish; `once`: the text that identifies
-    the plan; `preview`: a text for the user that says what publishing would do."""
+    REDRIVE_ACTION; `id`: the id of the original; `client_part`: the entry to publish; `schema_version`: that of the
+    original; `once`: the text that identifies the plan; `preview`: a text for the user that says what publishing would
+    do."""
 
     act: str
     id: str
@@ -546,8 +548,9 @@ def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, t
 
 async def resend_message(call: RestRequest, plan: ResendPlan) -> ResendResult:
     """Publishes the message of the plan, writes this to the audit log, and returns when the message is confirmed.
-    Raises IncompatibleSchema if the topic refuses its schema, and the errors of a producer. After TimedOut or
-    ConnectionLost it is unknown whether the message was published."""
+    Raises IncompatibleSchema if the topic refuses its schema, and the other errors of
+    `InternalProducer.publish_messages`. After TimedOut or ConnectionLost it is unknown whether the message was
+    published."""
     broker, context, result, new = call.broker, call.context, "done", ""
     try:
         (place,) = await broker.internal_producer.publish_messages(

@@ -95,8 +95,8 @@ def percent(share: float) -> str:
 
 
 def age(since_ms: int, now_ms: int) -> str:
-    """Returns the time from `since_ms` to `now_ms` as text, in the largest fitting unit: "3 h". Returns "–" if
-    `since_ms` is 0, which means that there is no such time."""
+    """Returns the time from `since_ms` to `now_ms` (ms since the epoch) as text, in the largest fitting unit: "3 h".
+    Returns "–" if `since_ms` is 0, which means that there is no such time."""
     if not since_ms:
         return "–"
     seconds = max(0, now_ms - since_ms) // 1000
@@ -174,8 +174,9 @@ class ExplainedSubscription:
 @dataclass(frozen=True, slots=True)
 class TopicView:
     """The content of the page of one topic. For a partitioned topic only `name` and `partitions` are set; for any other
-    topic or a partition, `partitions` is empty. `may_peek`: whether the caller may consume the topic, and so see its
-    messages."""
+    topic or a partition, `partitions` is empty. `stats`: its statistics; `subscriptions`: those that are shown, with
+    the reason why they make no progress; `may_peek`: whether the caller may consume the topic, and so see its messages.
+    """
 
     name: str
     partitions: tuple[str, ...] = ()
@@ -186,8 +187,9 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionView:
-    """The content of the page of one subscription. `may_operate`: whether the caller may change the backlog of the
-    subscription and see its cursor."""
+    """The content of the page of one subscription. `explained`: its statistics, and the reason why it makes no
+    progress; `cursor`: None if the caller may not see it; `may_operate`: whether the caller may change the backlog of
+    the subscription and see its cursor."""
 
     topic: str
     explained: ExplainedSubscription
@@ -217,7 +219,7 @@ class LedgerRow:
 @dataclass(frozen=True, slots=True)
 class LedgersView:
     """The content of one page with ledgers of a topic, the oldest first. `next`: the ledger id after which the next
-    page begins; 0 if this is the last page."""
+    page begins; 0 if this is the last page. `may_peek`: as in TopicView."""
 
     topic: str
     ledgers: tuple[LedgerRow, ...]
@@ -300,8 +302,8 @@ LANDING_NAMES_MAX = 200
 @dataclass(frozen=True, slots=True)
 class OverviewView:
     """The content of the start page: sums over the brokers of the cluster, and the alarms. `worst`: the topics with the
-    largest backlogs, `busiest`: those with the most traffic; at most TOP_TOPICS_SHOWN of each. Rates are messages per
-    second, throughputs bytes per second."""
+    largest backlogs, `busiest`: those with the most traffic; at most TOP_TOPICS_SHOWN of each. `backlog`: in messages;
+    `connections`: of clients, at all brokers. Rates are messages per second, throughputs bytes per second."""
 
     topics: int
     subscriptions: int
@@ -371,8 +373,9 @@ class RepairView:
 
 @dataclass(frozen=True, slots=True)
 class SecurityView:
-    """The content of the page about security: the caller of the page, and the other callers that are connected to the
-    same broker."""
+    """The content of the page about security: the caller of the page, with the `method` and the expiry (`expires_ms`:
+    ms since the epoch; 0: none) of its credentials, and the callers that are connected to this broker or were refused
+    (`found`)."""
 
     caller: str
     method: str
@@ -382,7 +385,8 @@ class SecurityView:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting of the broker that serves the page: its value, its default, and what it means."""
+    """A setting of the broker that serves the page: its value, its default, and what it means. `default` is "" if the
+    setting has none, `meaning` is "" if it is not documented."""
 
     setting: BrokerSetting
     default: str
@@ -391,7 +395,8 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingsView:
-    """The content of the page about settings: all settings that are in force at the broker that serves the page."""
+    """The content of the page about settings: all settings that are in force at the broker that serves the page.
+    `broker`: its name."""
 
     broker: str
     settings: tuple[SettingRow, ...]
@@ -533,7 +538,7 @@ async def _ask_bookies(call: RestRequest, verb: str, **options: object) -> dict[
 
 async def view_repair(call: RestRequest) -> RepairView:
     """Returns the content of the page about auto-recovery, with at most REPAIR_MARKS_SHOWN ledgers that lack copies.
-    Raises Unavailable if no bookie answers."""
+    Raises Unavailable if no bookie answers, and the errors of `RestRequest.call_local`."""
     status = await _ask_bookies(call, "repair-status")
     found = await _ask_bookies(call, "under-replicated", limit=REPAIR_MARKS_SHOWN)
     return RepairView(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
@@ -554,8 +559,8 @@ async def view_security(call: RestRequest) -> SecurityView:
 
 
 class PageView(NamedTuple):
-    """A kind of page below /ui: the function that makes its content, its template, its title, and whether the browser
-    reloads it while it is open."""
+    """A kind of page below /ui: the function that makes its content (`run`), its template, its title, and whether the
+    browser reloads it while it is open (`live`)."""
 
     run: Callable[[RestRequest], Awaitable[object]]
     template: str
