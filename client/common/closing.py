@@ -139,12 +139,16 @@ class EventLoopCaller:
 
     def call(self, work: Callable[[], object], broke: OnBroken) -> None:
         """Runs `work()` in the event loop later, after the functions of earlier calls. May be called from any thread.
-        If `work` raises an error, the loop calls `broke(error)`. The first call after the loop was closed raises
-        RuntimeError."""
+        If `work` raises an error, the loop calls `broke(error)`. After the loop was closed, each call raises
+        RuntimeError, and `work` is not run."""
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(run_logging_errors, self._run, ignore_error)
+            try:
+                self._loop.call_soon_threadsafe(run_logging_errors, self._run, ignore_error)
+            except RuntimeError:
+                self._woken = False
+                raise
 
     def _run(self) -> None:
         self._woken = False  # first: a later caller wakes the loop again

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from magnetar.client.common.closing import DueTimer
+import pytest
+
+from magnetar.client.common.closing import DueTimer, EventLoopCaller
 
 
 async def test_the_earliest_time_fires_and_a_clock_that_lags_the_loops_is_no_reason_to_fire_again() -> None:
@@ -35,3 +37,12 @@ async def test_what_fails_when_it_fires_is_told_to_its_owner() -> None:
 
     DueTimer(lambda: 0.0, fail, broken.set_result).move_to_earlier(0.0)
     assert str(await asyncio.wait_for(broken, 30)) == "of ours"
+
+
+def test_each_call_after_the_loop_was_closed_is_refused() -> None:
+    loop = asyncio.new_event_loop()
+    caller = EventLoopCaller(loop)
+    loop.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="closed"):
+            caller.call(lambda: None, lambda error: None)
