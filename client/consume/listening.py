@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.client")
 
 SLOW_HANDLER_S = 60.0
-"""Seconds after which a running handler is a warning of the log: STUCK_KEY_S of broker/session/summaries.py."""
+"""Seconds after which a running handler is a warning of the log: KEY_STUCK_AFTER_S of broker/session/summaries.py."""
 LISTENER_STOP_S = 30.0
 """Seconds that handlers have to end when their listener is stopped, by default."""
 UNBOUNDED_BATCH = 1 << 30

@@ -73,7 +73,7 @@ async def test_a_load_that_does_not_end_delays_no_other_and_a_failed_one_ends_it
     task = asyncio.create_task(stuck())
     await _settled()
     with pytest.raises(ValueError, match="broken"):
-        async with turns.make_load_turn("next"):  # after TURN_S
+        async with turns.make_load_turn("next"):  # after TURN_INTERVAL_S
             raise ValueError("broken")
     async with turns.make_load_turn("last"):
         never.set()
