@@ -8,6 +8,8 @@ of metadata/session.py. The store uses one of the servers at a time, and the nex
   anew) ends later than the client thinks, never earlier. `close` revokes the lease.
 - *Looks*: every SERVER_CHECK_INTERVAL_S the server answers a read of its own state. No answer, or no leader, is a
   reason to take the next server.
+- *One cluster*: each answer names its cluster. A server of another one than that of the first answer is left with
+  InvalidConfiguration, before anything is read or written there.
 - *Reads* are linearizable, and repeated until their deadline.
 - *Commits* are sent once, and hold only while the session's key exists. What etcd answers with UNAVAILABLE,
   DEADLINE_EXCEEDED or CANCELLED, and what it does not answer, is *unknown*. A proposal that was sent to a leader which
@@ -18,6 +20,7 @@ of metadata/session.py. The store uses one of the servers at a time, and the nex
   the history. One that its reader leaves alone costs this process a window of HTTP/2, and nothing more.
 - *A full etcd* (alarm NOSPACE) refuses commits that put, and new sessions: Unavailable, and not sent again. The commit
   that filled it may have been stored: OutcomeUnknown (`etcd_core.decide_full`). Reads, deletions and sessions go on.
+  `measure_disk` tells the alarm until a commit that puts is taken.
 Guarded by test_conformance.py, test_etcd.py and test_etcd_cluster.py, on real servers.
 """
 
@@ -34,6 +37,7 @@ from ..proto import etcd_pb2 as etcd
 from ..proto.errors import (
     ConnectionLost,
     CredentialsExpired,
+    InvalidConfiguration,
     MagnetarError,
     SessionExpired,
     TimedOut,
@@ -52,7 +56,7 @@ from .session import (
     SessionState,
     SessionStore,
 )
-from .store import OPERATIONS_PER_COMMIT, CommitOperation, NodeChanged, VersionedValue, WatchReset
+from .store import OPERATIONS_PER_COMMIT, CommitOperation, MetadataDisk, NodeChanged, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix
 
 RANGE_RPC = find_rpc("etcdserverpb.KV", "Range")
@@ -123,7 +127,9 @@ class EtcdStore(SessionStore):
         self._authenticating = asyncio.Lock()
         self._term = 0
         self._revision = 0  # the newest of which etcd has told
-        self._is_full = False  # the last commit was refused: no space
+        self._identity = core.EtcdClusterIdentity()
+        self._unused: set[str] = set()  # what was logged of servers that are of another cluster
+        self._refusal = ""  # why the last commit that puts was refused: no space; "": it was not
         self._proposals: set[asyncio.Task[etcd.TxnResponse]] = set()  # transactions without an answer
         self._queue = core.CommitQueue[_Proposal](self._limits)
         self._senders = 0
@@ -158,6 +164,8 @@ class EtcdStore(SessionStore):
         said: MagnetarError | None = None  # the last failure that says more than that time ran out
         while True:
             failure = await self._attend()
+            if isinstance(failure, InvalidConfiguration):
+                self._log_unused_server(failure)
             said = failure if said is None or not isinstance(failure, TimedOut) else said
             if self._state is SessionState.CONNECTED:
                 self._state = SessionState.CONNECTING
@@ -184,6 +192,8 @@ class EtcdStore(SessionStore):
         try:
             async with asyncio.timeout(self._attempt_s()):
                 await self._authenticate()
+                if self._identity.cluster_id:  # before anything is read or written there
+                    await self._call_again_with_token(RANGE_RPC, self._look_request(), self._attempt_s())
                 await self._open()
                 stream = self._channel.stream(LEASE_KEEP_ALIVE_RPC)
                 self._renewals.clear()
@@ -207,6 +217,12 @@ class EtcdStore(SessionStore):
             if looking is not None:
                 looking.cancel()
                 await asyncio.gather(looking, return_exceptions=True)
+
+    def _log_unused_server(self, error: InvalidConfiguration) -> None:
+        """Logs once that a server is not used, because it is of another cluster."""
+        if error.message not in self._unused:
+            self._unused.add(error.message)
+            _LOG.error("this server is not used: %s", error.message)
 
     def _attempt_s(self) -> float:
         end = self._deadline if self._is_open else self._give_up
@@ -232,6 +248,7 @@ class EtcdStore(SessionStore):
     def _on_renewed(self, answers: Sequence[etcd.LeaseKeepAliveResponse]) -> None:
         """Called when keep-alives were answered, in the order in which they were sent: extends the deadline."""
         for answer in answers:
+            self._check_cluster(answer)
             if answer.TTL <= 0:
                 raise SessionExpired(f"etcd ended the lease {self._lease:x}")
             if self._renewals:
@@ -247,7 +264,7 @@ class EtcdStore(SessionStore):
     async def _look(self, stream: Stream[Any, Any]) -> MagnetarError:
         """Looks at the server every SERVER_CHECK_INTERVAL_S, and sends a keep-alive each third of the timeout. Returns
         the error of the first look that fails, after it has ended the stream of the keep-alives."""
-        look = etcd.RangeRequest(key=self._keys.session_key(self._lease), serializable=True, count_only=True)
+        look = self._look_request()
         timeout_s = min(SERVER_CHECK_TIMEOUT_S, self._timeout_s / 3)
         renew_at = self._clock.monotonic() + self._timeout_s / 3
         try:
@@ -260,6 +277,14 @@ class EtcdStore(SessionStore):
         except MagnetarError as error:
             stream.cancel()
             return error
+
+    def _look_request(self) -> etcd.RangeRequest:
+        """Returns a read of the server's own state."""
+        return etcd.RangeRequest(key=self._keys.session_key(self._lease), serializable=True, count_only=True)
+
+    def _check_cluster(self, answer: Any) -> None:
+        """Raises InvalidConfiguration if an answer is of another etcd cluster than those before."""
+        self._identity.check_answer(answer.header.cluster_id, str(self._channel.endpoint))
 
     def _on_term(self, term: int) -> None:
         """Called with the term of each look. If there was an election, gives up the commits that were sent before:
@@ -323,7 +348,9 @@ class EtcdStore(SessionStore):
         a call that left while there was none. Then raises Unavailable with the field `token`: nothing was done."""
         token = self._token
         try:
-            answer = await self._channel.call(rpc, request, timeout_s=timeout_s or self._timeout_s)
+            channel = self._channel
+            answer = await channel.call(rpc, request, timeout_s=timeout_s or self._timeout_s)
+            self._identity.check_answer(answer.header.cluster_id, str(channel.endpoint))
             self._revision = max(self._revision, answer.header.revision)
             return answer
         except MagnetarError as error:
@@ -380,6 +407,11 @@ class EtcdStore(SessionStore):
         request = etcd.RangeRequest(key=self._keys.session_key(self._lease), count_only=True)
         return int((await self._ask(RANGE_RPC, request)).header.revision)
 
+    async def measure_disk(self) -> MetadataDisk | None:
+        """Returns why etcd refuses commits, if it has refused the last one of this session because it is full; else
+        None. How large its disks are is not known."""
+        return MetadataDisk(0, 0, refusal=self._refusal) if self._refusal else None
+
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         check_operations(operations)
@@ -434,7 +466,8 @@ class EtcdStore(SessionStore):
                     self._senders += 1
                     self._tasks.spawn(self._send(), "metadata-etcd-commits")
                 answer = await proposal.answer
-                self._is_full = False
+                if any(each.HasField("request_put") for each in plan.request.success):  # a full etcd takes the others
+                    self._refusal = ""
                 return answer
             except Unavailable:
                 if self._left_s(end) <= pause_s:
@@ -448,9 +481,9 @@ class EtcdStore(SessionStore):
 
     async def _decide_full(self, error: MagnetarError, before: int) -> MagnetarError:
         """Returns the error of a commit that a full etcd has answered. `before`: a revision from before it was sent."""
-        if not self._is_full:
+        if not self._refusal:
             _LOG.error("commits are refused: %s", error.message)
-        self._is_full = True
+        self._refusal = error.message
         try:
             return core.decide_full(error, before, await self.revision())
         except MagnetarError:
@@ -521,6 +554,7 @@ class EtcdStore(SessionStore):
                 stream.send_nowait(watch.make_request())
                 while not watch.is_compacted:
                     for answer in await stream.receive():
+                        self._check_cluster(answer)
                         for change in watch.receive(answer):
                             yield change
                     pause_s = RECONNECT_PAUSE_S_MIN

@@ -46,6 +46,7 @@ from ..proto import etcd_pb2 as etcd
 from ..proto.errors import (
     BackPressure,
     CredentialsExpired,
+    InvalidConfiguration,
     InvalidRequest,
     MagnetarError,
     MessageTooLarge,
@@ -549,6 +550,28 @@ def _versions_of(events: Sequence[etcd.Event]) -> list[int]:
         version, puts, was_deleted = SECOND_KEY_HEAD_STRUCT.unpack_from(event.kv.value)
         return [*([NODE_ABSENT] if was_deleted else []), *range(version - puts + 1, version + 1)]
     return [NODE_ABSENT]
+
+
+# ------------------------------------------------------------------------------------------ servers
+class EtcdClusterIdentity:
+    """The etcd cluster of a session: that of the first answer. An answer of another cluster is refused, because the two
+    have different trees."""
+
+    def __init__(self) -> None:
+        self.cluster_id = 0  # 0: no server has answered
+        self._server = ""
+
+    def check_answer(self, cluster_id: int, server: str) -> None:
+        """Called with the cluster id of each answer, and the address of its server. Raises InvalidConfiguration if the
+        server is of another cluster than the one that answered first."""
+        if not self.cluster_id:
+            self.cluster_id, self._server = cluster_id, server
+        if cluster_id != self.cluster_id:
+            raise InvalidConfiguration(
+                f"{server} is a server of another etcd cluster ({cluster_id:x}) than {self._server} "
+                f"({self.cluster_id:x}): --metadata may name the servers of one cluster only",
+                server=server, other=self._server,
+            )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ errors

@@ -347,8 +347,12 @@ class RemoteStore(SessionStore):
             if is_unknown_operation(error):
                 return None
             raise
-        known = found.total_bytes, found.free_bytes, found.certificate_ends_ms
-        return MetadataDisk(*known) if found.total_bytes else None
+        if not found.total_bytes:
+            return None
+        return MetadataDisk(
+            found.total_bytes, found.free_bytes, found.certificate_ends_ms, found.backup_ms, found.backup_every_ms,
+            found.backup_failure,
+        )  # fmt: skip
 
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         check_operations(operations)

@@ -102,6 +102,11 @@ class MetadataServer:
         """Returns when the last backup was made, in ms since the epoch; 0 if there was none."""
         return self._store.last_backup_ms
 
+    @property
+    def is_backup_failing(self) -> bool | None:
+        """Returns whether the last scheduled copy failed; None if no copies are scheduled."""
+        return self._store.is_backup_failing
+
     async def measure_disk(self) -> MetadataDisk | None:
         """Returns the size and the free space of the disk with the metadata file, as `SqliteStore.measure_disk` does;
         None if the tree is in memory alone, or the store is closed. Raises the errors of that method."""
@@ -156,12 +161,15 @@ class MetadataService:
         return wire.BackupReply(path=path, revision=revision, bytes=size)
 
     async def disk(self, request: wire.Empty, context: CallContext) -> wire.MetadataDisk:
-        """Returns the size and the free space of the metadata's disk (0: the tree is in memory alone), and when the
-        service's first certificate expires, in ms since the epoch (0: it has none). Raises OSError if the disk cannot
-        be asked."""
-        total, free, _ = await self._store.measure_disk() or MetadataDisk(0, 0)
+        """Returns the size and the free space of the metadata's disk (0: the tree is in memory alone), when the
+        service's first certificate expires, in ms since the epoch (0: it has none), and when it made its last copy of
+        the metadata. Raises OSError if the disk cannot be asked."""
+        found = await self._store.measure_disk() or MetadataDisk(0, 0)
         ends_ms = PROCESS_CERTIFICATES.find_first_end_ms()
-        return wire.MetadataDisk(total_bytes=total, free_bytes=free, certificate_ends_ms=ends_ms)
+        return wire.MetadataDisk(
+            total_bytes=found.total_bytes, free_bytes=found.free_bytes, certificate_ends_ms=ends_ms,
+            backup_ms=found.backup_ms, backup_every_ms=found.backup_every_ms, backup_failure=found.backup_failure,
+        )  # fmt: skip
 
     async def session(self, stream: SessionStream, context: CallContext) -> None:
         """Serves the stream of one session: opens or resumes the session, renews it with each request, and sends the

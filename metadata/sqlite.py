@@ -137,6 +137,8 @@ class SqliteStore:
         self.closed = False
         self._incarnations = b""
         self.last_backup_ms = 0  # since the epoch: when a copy was made last; 0: none was
+        self.backup_every_ms = 0  # how often metadata/backups.py makes a copy; 0: never
+        self.backup_failure = ""  # why its last copy failed; "": it did not
         self._commits = 0
         self._batches = 0
         for session, timeout_s in sessions:
@@ -186,12 +188,16 @@ class SqliteStore:
         }  # fmt: skip
 
     async def measure_disk(self) -> MetadataDisk | None:
-        """Returns the size and the free space of the disk with the metadata file; None if the tree is in memory alone,
-        or the store is closed. Raises OSError if the disk cannot be asked."""
+        """Returns the size and the free space of the disk with the metadata file, and what is known of its copies; None
+        if the tree is in memory alone, or the store is closed. Raises OSError if the disk cannot be asked."""
         if self._tree.path == IN_MEMORY_PATH or self.closed:
             return None
         folder = str(PurePath(self._tree.path).parent)
-        return MetadataDisk(*await self._worker.run(self._world.files.disk_usage, folder))
+        total, free = await self._worker.run(self._world.files.disk_usage, folder)
+        return MetadataDisk(
+            total, free, backup_ms=self.last_backup_ms, backup_every_ms=self.backup_every_ms,
+            backup_failure=self.backup_failure,
+        )  # fmt: skip
 
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> StoredNode | None:
@@ -228,6 +234,22 @@ class SqliteStore:
         revision, size = await self._ask(partial(self._tree.back_up, path))
         self.last_backup_ms = self._clock.wall_ms()
         return path, revision, size
+
+    async def write_copy(self, path: str) -> int:
+        """Writes a complete copy of the metadata to `path`, which is not synced, and returns its revision. Replaces a
+        file there. Commits wait meanwhile, so `path` should be on the disk of the metadata. Raises Unavailable or
+        OSError if the copy cannot be written."""
+        return await self._ask(partial(self._tree.write_copy, path))
+
+    @property
+    def is_backup_failing(self) -> bool | None:
+        """Returns whether the last scheduled copy failed; None if no copies are scheduled."""
+        return bool(self.backup_failure) if self.backup_every_ms else None
+
+    @property
+    def path(self) -> str:
+        """Returns the path of the metadata file; IN_MEMORY_PATH if there is none."""
+        return self._tree.path
 
     async def children(self, path: str) -> list[str]:
         """Returns the names of the direct children of a node, sorted, as `MetadataStore.children` does. Raises

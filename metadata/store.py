@@ -110,11 +110,20 @@ class WatchReset(msgspec.Struct, frozen=True):
 
 class MetadataDisk(NamedTuple):
     """The disk on which the metadata is stored, as the metadata service reports it. `certificate_ends_ms`: when the
-    first of the service's certificates expires, in ms since the epoch; 0: it has none, or does not say."""
+    first of the service's certificates expires, in ms since the epoch; 0: it has none, or does not say.
+
+    `backup_ms`: when the last copy of the metadata was made, in ms since the epoch; 0: none was, or it is not known.
+    `backup_every_ms`: how often the service makes a copy by itself; 0: never. `backup_failure`: why its last scheduled
+    copy failed; "": it did not. `refusal`: why the store refuses commits at present, as far as this session was told;
+    "": it does not. A store may know that and no disk, whose size is 0 then."""
 
     total_bytes: int
     free_bytes: int
     certificate_ends_ms: int = 0
+    backup_ms: int = 0
+    backup_every_ms: int = 0
+    backup_failure: str = ""
+    refusal: str = ""
 
 
 class MetadataStore(Protocol):
@@ -172,8 +181,8 @@ class MetadataStore(Protocol):
 
     async def measure_disk(self) -> MetadataDisk | None:
         """Returns the size and the free space of the disk with the metadata, and when the service's certificate
-        expires; None if the store does not know the disk. Raises the errors of `get`; a LocalSession raises OSError if
-        the disk cannot be asked."""
+        expires, or why the store refuses commits; None if the store knows nothing of that. Raises the errors of `get`;
+        a LocalSession raises OSError if the disk cannot be asked."""
         return None
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:

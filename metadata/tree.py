@@ -338,28 +338,42 @@ class MetadataTree:
 
     def back_up(self, path: str) -> tuple[int, int]:
         """Writes a complete, synced copy of the metadata to `path`. Returns (revision, size in bytes) of the copy.
-        Raises AlreadyExists if `path` exists, OSError if the copy cannot be created, synced or renamed, and Unavailable
-        or MetadataDiskFailed.
+        Raises AlreadyExists if `path` exists, Unavailable or OSError if the copy cannot be created, synced or renamed,
+        and MetadataDiskFailed.
 
         The copy is one step of SQLite's backup. No write happens meanwhile, because this thread does all writes."""
         if os.path.exists(path):
             raise AlreadyExists(f"{path} exists already; give another name", path=path)
         partial = path + ".partial"
-        with _disk(self.path):
-            create_private_file(partial)
-            copy = sqlite3.connect(partial, isolation_level=None)
-            try:
-                self._sql.backup(copy)
-                copy.execute("PRAGMA journal_mode=DELETE").fetchall()
-            finally:
-                copy.close()
+        revision = self.write_copy(partial)
         sync_file(partial)
         os.rename(partial, path)
         sync_file(os.path.dirname(path) or ".")
         with contextlib.suppress(OSError):  # the copy is made, and only seems older
-            create_private_file(self.path + BACKED_UP_FILE_SUFFIX)
-            os.utime(self.path + BACKED_UP_FILE_SUFFIX)
-        return self.revision, os.path.getsize(path)
+            mark_backed_up(self.path)
+        return revision, os.path.getsize(path)
+
+    def write_copy(self, path: str) -> int:
+        """Writes a complete copy of the metadata to `path`, replaces the file that a failed copy left there, and
+        returns the revision of the copy. The copy is not synced. Raises Unavailable or OSError if the copy cannot be
+        written; deletes then what was written of it."""
+        remove_copy(path)
+        try:
+            create_private_file(path)
+            copy = sqlite3.connect(path, isolation_level=None)
+            try:
+                copy.execute("PRAGMA synchronous=OFF")  # the caller syncs the whole file
+                self._sql.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE").fetchall()
+            finally:
+                copy.close()
+        except sqlite3.Error as error:  # of the copy: the metadata file itself is unchanged
+            remove_copy(path)
+            raise Unavailable(f"{path}: no copy was written: {error}", path=path) from error
+        except Exception:
+            remove_copy(path)
+            raise
+        return self.revision
 
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[TreeJob]) -> list[TreeJobResult | MagnetarError]:
@@ -492,6 +506,19 @@ def create_private_file(path: str) -> None:
             os.fchmod(opened, 0o600)
     finally:
         os.close(opened)
+
+
+def mark_backed_up(path: str) -> None:
+    """Notes, in the time of an empty file, that a copy of the metadata file `path` was made now. Raises OSError."""
+    create_private_file(path + BACKED_UP_FILE_SUFFIX)
+    os.utime(path + BACKED_UP_FILE_SUFFIX)
+
+
+def remove_copy(path: str) -> None:
+    """Deletes the file of a copy that was not finished, and its journals, if they exist. Raises OSError."""
+    for each in (path, f"{path}-journal", f"{path}-wal", f"{path}-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(each)
 
 
 def sync_file(path: str) -> None:

@@ -18,6 +18,10 @@ DISK_FREE_LOW = 0.15
 """If less than this share of a bookie's disk is free, there is an alarm. At 5 % the bookie is read-only."""
 METADATA_DISK_FREE_LOW = 0.05
 """If less than this share of the metadata's disk is free, an operator must act; below DISK_FREE_LOW it can wait."""
+BACKUP_GRACE_MS = 60_000
+"""Milliseconds that a copy of the metadata may take before it counts as late."""
+CLOCKS_S = 5.0
+"""Seconds by which the clocks of two machines may differ unnoticed."""
 OLD_MESSAGE_S = 3600.0
 """If the oldest message of a topic is unacknowledged for longer than this, in seconds, there is an alarm."""
 TOKEN_WARNING_MS, TOKEN_CRITICAL_MS = 14 * 86_400_000, 86_400_000
@@ -202,6 +206,38 @@ def find_metadata_disk_alarms(total_bytes: int, free_bytes: int) -> list[Alarm]:
     )
     helps = "df -h .  # in the folder of the metadata server"
     return [Alarm(text, helps, needed=free < METADATA_DISK_FREE_LOW, code="D20")]
+
+
+def find_metadata_refusal_alarms(refusal: str) -> list[Alarm]:
+    """Returns the alarm that the metadata refuses commits, because etcd is full; [] if `refusal` is ""."""
+    if not refusal:
+        return []
+    text = f"The metadata refuses commits, so nothing is made, changed or taken over: {refusal}."
+    return [Alarm(text, "etcdctl alarm list", code="D20")]
+
+
+def find_backup_alarms(made_ms: int, every_ms: int, failure: str, now_ms: int) -> list[Alarm]:
+    """Returns the alarm that the scheduled copies of the metadata fail, or are late; [] if all is well, or none are
+    scheduled (`every_ms` 0). `made_ms`: when the last copy was made, in ms since the epoch; 0: never. `failure`: why
+    the last scheduled one failed; "": it did not. An operator must act if two copies in a row are missing."""
+    age_ms = now_ms - made_ms
+    is_late = age_ms > 2 * every_ms + BACKUP_GRACE_MS
+    if not every_ms or not (failure or (is_late and made_ms)):
+        return []
+    newest = describe_backup_age(made_ms, now_ms)
+    why = f"fail: {failure}" if failure else "are late"
+    text = f"The scheduled copies of the metadata (every {format_age(every_ms / 1000)}) {why}. The newest {newest}."
+    return [Alarm(text, "df -h  # on the machine of the metadata, whose log says more", needed=is_late, code="D15")]
+
+
+def describe_backup_age(made_ms: int, now_ms: int) -> str:
+    """Returns what is known of the newest copy of the metadata, as the end of a sentence, such as "is 3 h old"."""
+    if not made_ms:
+        return "does not exist"
+    age_s = (now_ms - made_ms) / 1000
+    if age_s < -CLOCKS_S:
+        return f"has a time {format_age(-age_s)} from now: a clock was wrong, and its age is not known"
+    return f"is {format_age(age_s)} old"
 
 
 def find_repair_alarms(

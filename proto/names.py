@@ -277,6 +277,19 @@ class TopicName:
         assert number >= 0, "a partition number is not negative"
         return replace(self, partition=number)
 
+    def check_room_for_partitions(self, partitions: int) -> None:
+        """Raises InvalidName if a partition's name would be longer than a name may be, with so many partitions."""
+        if not partitions:
+            return
+        end = f"-partition-{partitions - 1}"
+        size, room = len(self.local.encode()), NAME_BYTES_MAX - len(end)
+        if size > room:
+            raise InvalidName(
+                f"topic name of {size} bytes has no room for the end {end} of its last partition: with "
+                f"{partitions} partitions it has at most {room} bytes",
+                size=size, limit=room,
+            )  # fmt: skip
+
     def __str__(self) -> str:
         return self.full
 

@@ -700,6 +700,10 @@ class ClusterSummary(Value, frozen=True):
     metadata_total_bytes: int = 0  # of the disk with the metadata; 0: not known
     metadata_free_bytes: int = 0
     metadata_certificate_ends_ms: int = 0  # of the metadata service; 0: it has none, or does not say
+    metadata_backup_ms: int = 0  # since the epoch: when the last copy of it was made; 0: none was, or it is not known
+    metadata_backup_every_ms: int = 0  # how often the service makes a copy by itself; 0: never
+    metadata_backup_failure: str = ""  # why its last copy failed; "": it did not
+    metadata_refusal: str = ""  # why the metadata refuses commits (etcd's alarm NOSPACE); "": it does not
 
 
 class TopicPage(Value, frozen=True):

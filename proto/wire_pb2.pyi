@@ -1348,7 +1348,7 @@ class BrokerSummary(_message.Message):
     def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ..., certificate_ends_ms: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class BrokerSummariesReply(_message.Message):
-    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes", "metadata_certificate_ends_ms")
+    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes", "metadata_certificate_ends_ms", "metadata_backup_ms", "metadata_backup_every_ms", "metadata_backup_failure", "metadata_refusal")
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
@@ -1360,6 +1360,10 @@ class BrokerSummariesReply(_message.Message):
     METADATA_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     METADATA_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     METADATA_CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_BACKUP_MS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_BACKUP_EVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_BACKUP_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerSummary]
     silent: _containers.RepeatedScalarFieldContainer[str]
     bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
@@ -1371,7 +1375,11 @@ class BrokerSummariesReply(_message.Message):
     metadata_total_bytes: int
     metadata_free_bytes: int
     metadata_certificate_ends_ms: int
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ..., metadata_total_bytes: _Optional[int] = ..., metadata_free_bytes: _Optional[int] = ..., metadata_certificate_ends_ms: _Optional[int] = ...) -> None: ...
+    metadata_backup_ms: int
+    metadata_backup_every_ms: int
+    metadata_backup_failure: str
+    metadata_refusal: str
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ..., metadata_total_bytes: _Optional[int] = ..., metadata_free_bytes: _Optional[int] = ..., metadata_certificate_ends_ms: _Optional[int] = ..., metadata_backup_ms: _Optional[int] = ..., metadata_backup_every_ms: _Optional[int] = ..., metadata_backup_failure: _Optional[str] = ..., metadata_refusal: _Optional[str] = ...) -> None: ...
 
 class DiedBroker(_message.Message):
     __slots__ = ("name", "endpoint", "seen_ms")
@@ -2944,14 +2952,20 @@ class BookiesReply(_message.Message):
     def __init__(self, bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ...) -> None: ...
 
 class MetadataDisk(_message.Message):
-    __slots__ = ("total_bytes", "free_bytes", "certificate_ends_ms")
+    __slots__ = ("total_bytes", "free_bytes", "certificate_ends_ms", "backup_ms", "backup_every_ms", "backup_failure")
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_EVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FAILURE_FIELD_NUMBER: _ClassVar[int]
     total_bytes: int
     free_bytes: int
     certificate_ends_ms: int
-    def __init__(self, total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., certificate_ends_ms: _Optional[int] = ...) -> None: ...
+    backup_ms: int
+    backup_every_ms: int
+    backup_failure: str
+    def __init__(self, total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., certificate_ends_ms: _Optional[int] = ..., backup_ms: _Optional[int] = ..., backup_every_ms: _Optional[int] = ..., backup_failure: _Optional[str] = ...) -> None: ...
 
 class BackupRequest(_message.Message):
     __slots__ = ("name",)

@@ -320,6 +320,35 @@ async def run_and_clean_up(work: Awaitable[T], then: Callable[[], Awaitable[obje
         await then()
 
 
+async def run_all_steps(*steps: Callable[[], object]) -> None:
+    """Calls the functions in their order, each of them whatever the others raise, and awaits what they return if it can
+    be awaited. Then raises the first error, or CancelledError if the caller was cancelled; logs the other errors."""
+    first: BaseException | None = None
+    for step in steps:
+        error = await _run_step(step)
+        if error is None:
+            continue
+        if first is None or (isinstance(error, asyncio.CancelledError) and isinstance(first, Exception)):
+            first, error = error, first
+        if error is not None:
+            _LOG.error("%r failed, after another step", step, exc_info=error)
+    if first is not None:
+        raise first
+
+
+async def _run_step(step: Callable[[], object]) -> BaseException | None:
+    """Calls a function, and awaits what it returns if it can be awaited. Returns its error; None if it has none."""
+    try:
+        done = step()
+        if isinstance(done, Awaitable):
+            await done
+    except GeneratorExit:  # the event loop is gone
+        raise
+    except BaseException as error:
+        return error
+    return None
+
+
 async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]]) -> T:
     """Awaits `work` and returns its result. If `work` fails, awaits `undo()` and raises the error. An error of `undo()`
     is raised instead."""

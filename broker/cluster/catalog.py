@@ -328,8 +328,8 @@ class Catalog:
         partitions is not created now but at its first use (`ensure_topic_exists`), because Pulsar's clients send this
         query before they use a topic. While the metadata does not answer, returns the last known number
         (broker/common/retry.py). Raises TopicNotFound if the topic is missing and not created; TenantNotFound or
-        NamespaceNotFound if its namespace is missing; NotAllowed if the namespace has its maximum of topics. Raises the
-        errors of the metadata, too."""
+        NamespaceNotFound if its namespace is missing; NotAllowed if the namespace has its maximum of topics;
+        InvalidName if the names of its partitions would be too long; and the errors of the metadata."""
         return await self._last_partitions.read_or_get_last(
             topic, lambda: self._partitions_or_create(topic, by_use=by_use)
         )
@@ -382,7 +382,8 @@ class Catalog:
         """Creates a topic; if `partitions` is 0, a topic without partitions. Creates nothing for a non-persistent topic
         without partitions. Raises TenantNotFound or NamespaceNotFound if the namespace does not exist; AlreadyExists if
         the topic exists; NotAllowed if the namespace has its maximum of topics; InvalidRequest if `partitions` is above
-        PARTITIONS_MAX, or `topic` is the name of a partition. Raises the errors of the metadata, too."""
+        PARTITIONS_MAX, or `topic` is the name of a partition; InvalidName if the names of its partitions would be too
+        long; and the errors of the metadata."""
         await self.get_namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
@@ -392,6 +393,7 @@ class Catalog:
             raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
         if partitions > PARTITIONS_MAX:
             raise InvalidRequest(f"{partitions} partitions are more than {PARTITIONS_MAX}", limit=PARTITIONS_MAX)
+        topic.check_room_for_partitions(partitions)
         try:
             await self._check_topics(topic, max(1, partitions))
         except NotAllowed:
@@ -428,9 +430,9 @@ class Catalog:
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
         """Adds partitions to a topic, so that it has `partitions` in all. Raises TopicNotFound if there is no such
         topic; InvalidRequest if it was made without partitions, has more than `partitions` already, or `partitions` is
-        above PARTITIONS_MAX; NotAllowed if the namespace may not have that many topics; Unavailable if the number
-        changes all the time; and the errors of the metadata. If it has changed meanwhile, decides again by the new
-        number.
+        above PARTITIONS_MAX; InvalidName if the names of new partitions would be too long; NotAllowed if the namespace
+        may not have that many topics; Unavailable if the number changes all the time; and the errors of the metadata.
+        If it has changed meanwhile, decides again by the new number.
 
         First the new partitions get the subscriptions of the first partition, each at the beginning of the partition;
         then the number of partitions is changed. So no message is published to a partition that lacks a subscription; a
@@ -459,6 +461,8 @@ class Catalog:
                 f"the number only grows, up to {PARTITIONS_MAX}",
                 topic=topic,
             )
+        if partitions > record.partitions:
+            topic.check_room_for_partitions(partitions)
         await self._check_topics(topic, partitions - record.partitions)
         added = range(record.partitions, partitions)
         subscriptions = await self._subscription_records(topic, added) if topic.persistent else []

@@ -379,7 +379,8 @@ class ClusterSummaries:
         )  # fmt: skip
 
     async def _measure_metadata_disk(self, members: RegisteredServers) -> MetadataDisk:
-        """Returns the disk with the metadata, and the end of its certificate; zeros if the metadata does not say."""
+        """Returns the disk with the metadata, the end of its certificate, and its copies; zeros if the metadata does
+        not say."""
         if members.away_ms or members.late:
             return MetadataDisk(0, 0)
         try:

@@ -35,6 +35,7 @@ from ...proto.filters import Filter
 from ...proto.names import Position, make_redriven_to
 from ...proto.states import AckedEntry, Isolation, TxnId
 from ...runtime.clock import Clock
+from ...runtime.tasks import run_all_steps
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..log.key_indexes import KeyIndexes
@@ -632,18 +633,16 @@ class Subscription:
 
     async def close(self) -> None:
         """Stops the delivery as `stop` does, and stores the delayed entries and the cursor. Takes at most some times
-        `close_timeout_s` seconds; what is not stored by then is delivered again by the next owner of the topic. Raises
-        the errors of `DurableCursor.close`."""
-        if self.delayed is not None:
-            await self.delayed.close()
-        self.stop()
-        await self.pump.wait_stopped()
-        if self.filtering is not None:
-            await self.filtering.wait_stopped()
-        if self.dead_letters is not None:
-            await self.dead_letters.wait_stopped()
-        if self.store is not None:
-            await self.store.close()
+        `close_timeout_s` seconds; what is not stored by then is delivered again by the next owner of the topic. Each
+        part is closed whatever error another one raises: the cursor is stored. Raises the errors of
+        `DurableCursor.close`."""
+        await run_all_steps(
+            *([self.delayed.close] if self.delayed is not None else []),
+            self.stop,
+            self.pump.wait_stopped,
+            *[part.wait_stopped for part in (self.filtering, self.dead_letters) if part is not None],
+            *([self.store.close] if self.store is not None else []),
+        )
 
 
 def _limits(applied: AppliedPolicies) -> DispatchLimits:

@@ -37,7 +37,7 @@ from ...proto.errors import ConnectionLost, InternalError, InvalidRequest, Magne
 from ...proto.names import Position
 from ...proto.states import ForgottenOutcome, TxnId, TxnState
 from ...runtime.network import World
-from ...runtime.tasks import Supervisor, Tasks
+from ...runtime.tasks import Supervisor, Tasks, run_all_steps
 from ..common.transactions import JoinAnswer, Settlement
 from .coordinator_core import TransactionCoordinatorCore
 from .halves_core import PUBLISH_TIMEOUT_S
@@ -600,6 +600,9 @@ class RunningCoordinator:
         await asyncio.shield(self._ending)
 
     async def _close(self) -> None:
+        await run_all_steps(self._hand_over, self._stop)
+
+    async def _hand_over(self) -> None:
         core = self.core
         core.decisions.has_ended = True
         try:
@@ -613,7 +616,6 @@ class RunningCoordinator:
             _LOG.warning("coordinator %d is not handed over in order: %s", self.number, error)
         except Exception:  # its owner goes on with its own end
             _LOG.exception("coordinator %d is not handed over", self.number)
-        await self._stop()
 
     async def _abandon_epoch(self, error: MagnetarError) -> None:
         self.core.decisions.has_ended = True
@@ -621,14 +623,13 @@ class RunningCoordinator:
         await self._stop()
 
     async def _stop(self) -> None:
+        """Ends all parts, each whatever error another one raises: who waits for an answer gets one, and the owner is
+        told of the end. Then raises the first error."""
         self._is_stopped = True
-        await self._writing.close()
-        await self._background.close()
-        await self._settler.close()
-        await self._halves.close()
-        self._do(self.core.end_epoch())
-        await self.log.abandon()
-        self._on_over(self)
+        await run_all_steps(
+            self._writing.close, self._background.close, self._settler.close, self._halves.close,
+            lambda: self._do(self.core.end_epoch()), self.log.abandon, lambda: self._on_over(self),
+        )  # fmt: skip
 
 
 def _answer(request: object, result: IntentResult) -> None:

@@ -25,10 +25,13 @@ import click
 from click import option
 
 from ...proto.alarms import (
+    describe_backup_age,
     find_alarms,
+    find_backup_alarms,
     find_certificate_alarms,
     find_metadata_alarms,
     find_metadata_disk_alarms,
+    find_metadata_refusal_alarms,
     find_repair_alarms,
     format_age,
     format_count,
@@ -87,6 +90,9 @@ def status(session: CommandSession) -> None:
     died = [asdict(each) for each in summary.died]
     alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late, died)
     alarms += find_metadata_disk_alarms(summary.metadata_total_bytes, summary.metadata_free_bytes)
+    alarms += find_metadata_refusal_alarms(summary.metadata_refusal)
+    made_ms, every_ms = summary.metadata_backup_ms, summary.metadata_backup_every_ms
+    alarms += find_backup_alarms(made_ms, every_ms, summary.metadata_backup_failure, now_ms)
     alarms += find_certificate_alarms("the metadata service", summary.metadata_certificate_ends_ms, now_ms)
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
@@ -98,6 +104,8 @@ def status(session: CommandSession) -> None:
                      for each in died],
             "bookies": bookies,
             "metadataDisk": {"totalBytes": summary.metadata_total_bytes, "freeBytes": summary.metadata_free_bytes},
+            "metadataRefusal": summary.metadata_refusal,
+            "metadataBackup": {"madeMs": made_ms, "everyMs": every_ms, "failure": summary.metadata_backup_failure},
             "repair": repair, "backlogs": [make_topic_row(each, now_ms) for each in backlogs],
             "alarms": [each._asdict() for each in alarms],
         })  # fmt: skip
@@ -112,6 +120,8 @@ def status(session: CommandSession) -> None:
             rows = [make_topic_row(each, now_ms) for each in backlogs]
             session.out.print_rows(rows, ("topic", "backlog", "oldest", "consumers"))
         click.echo()
+        if made_ms:
+            click.echo(f"The newest backup of the metadata {describe_backup_age(made_ms, now_ms)}.")
         for each in alarms[len(away) :]:
             click.echo(f"{'!' if each.needed else '-'} {each.text}  {each.command}")
         if not alarms:

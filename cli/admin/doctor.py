@@ -28,10 +28,13 @@ from ...proto.alarms import (
     DISK_FREE_LOW,
     OLD_MESSAGE_S,
     Alarm,
+    describe_backup_age,
     find_alarms,
+    find_backup_alarms,
     find_certificate_alarms,
     find_metadata_alarms,
     find_metadata_disk_alarms,
+    find_metadata_refusal_alarms,
     find_repair_alarms,
     format_age,
 )
@@ -97,6 +100,8 @@ class ClusterFacts:
     metadata_late: bool = False  # as of `status`
     metadata_disk: tuple[int, int] = (0, 0)  # its size, and what is free; size 0: not known
     metadata_certificate_ends_ms: int = 0  # 0: it has none, or it is not known
+    metadata_refusal: str = ""  # why it refuses commits; "": it does not, as far as is known
+    metadata_backup: tuple[int, int, str] = (0, 0, "")  # as of `MetadataDisk`: when, how often, and the failure
 
 
 class DoctorCheck(NamedTuple):
@@ -150,6 +155,8 @@ def _ending(facts: ClusterFacts) -> list[Alarm]:
 
 
 def _metadata_disk(facts: ClusterFacts) -> list[Alarm] | str:
+    if facts.metadata_refusal:
+        return find_metadata_refusal_alarms(facts.metadata_refusal)
     if not facts.metadata_disk[0]:
         return "the metadata does not say: it is on ZooKeeper or etcd, or of an older release"
     return find_metadata_disk_alarms(*facts.metadata_disk)
@@ -316,15 +323,19 @@ def _risky(facts: ClusterFacts) -> Iterable[Alarm] | str:
 
 
 def _backup(facts: ClusterFacts) -> Iterable[Alarm] | str:
-    if facts.backup_ms is None:
-        return "--backup DIR says where the backups of the metadata are"
-    age_s = (facts.now_ms - facts.backup_ms) / 1000
-    if -SKEW_WRONG_MS / 1000 <= age_s <= BACKUP_OLD_S:
-        return ()
-    when = f"is {format_age(age_s)} old" if facts.backup_ms else "does not exist"
-    if age_s < 0:
-        when = f"has a time {format_age(-age_s)} from now: a clock was wrong, and its age is not known"
-    return (Alarm(f"The newest backup of the metadata {when}.", "magnetar metadata backup"),)
+    """Looks at the files of --backup, or without it at the time of the last copy that the metadata tells."""
+    made_ms, every_ms, failure = facts.metadata_backup
+    scheduled = find_backup_alarms(made_ms, every_ms, failure, facts.now_ms)
+    if facts.backup_ms is None and not made_ms:
+        return scheduled or "--backup DIR says where the backups of the metadata are"
+    newest_ms, old_s = made_ms, max(BACKUP_OLD_S, 2 * every_ms / 1000)
+    if facts.backup_ms is not None:
+        newest_ms, old_s = facts.backup_ms, BACKUP_OLD_S
+    age_s = (facts.now_ms - newest_ms) / 1000
+    if -SKEW_WRONG_MS / 1000 <= age_s <= old_s:
+        return scheduled
+    newest = describe_backup_age(newest_ms, facts.now_ms)
+    return [*scheduled, Alarm(f"The newest backup of the metadata {newest}.", "magnetar metadata backup")]
 
 
 CHECKS = (
@@ -346,12 +357,12 @@ CHECKS = (
     DoctorCheck("D12", "old messages, and subscriptions without consumers that hold data", _unread),
     DoctorCheck("D13", "partitions of a topic get about as many messages", _skewed),
     DoctorCheck("D14", "settings that somebody may not have meant", _risky),
-    DoctorCheck("D15", "age of the newest backup of the metadata (`--backup DIR`)", _backup, False),
+    DoctorCheck("D15", "age of the newest backup of the metadata (`--backup DIR`, or as it tells)", _backup, False),
     DoctorCheck("D16", "certificates of servers, and the brokers' own tokens, last for two weeks", _ending, False),
     DoctorCheck("D17", "no topic refuses or holds publishes for its backlog quota", _alarms("D17"), False),
     DoctorCheck("D18", "no bookie refuses to collect garbage", _alarms("D18")),
     DoctorCheck("D19", "no broker has gone without closing in order", _alarms("D19"), False),
-    DoctorCheck("D20", "space on the disk of the metadata", _metadata_disk),
+    DoctorCheck("D20", "space on the disk of the metadata, and in etcd", _metadata_disk),
     DoctorCheck("D25", "no broker drains, unless that is meant", _alarms("D25"), False),
 )
 """What `magnetar doctor` looks at, in this order."""
@@ -375,6 +386,10 @@ def gather_facts(session: CommandSession, backup: str | None) -> ClusterFacts:
         version=PRODUCT, url=session.url, metadata_away_ms=summary.metadata_away_ms, late=summary.late,
         metadata_disk=(summary.metadata_total_bytes, summary.metadata_free_bytes),
         metadata_certificate_ends_ms=summary.metadata_certificate_ends_ms,
+        metadata_refusal=summary.metadata_refusal,
+        metadata_backup=(
+            summary.metadata_backup_ms, summary.metadata_backup_every_ms, summary.metadata_backup_failure
+        ),
         metadata_late=summary.metadata_late, died=[asdict(each) for each in summary.died],
     )  # fmt: skip
     if summary.metadata_away_ms or summary.metadata_late:

@@ -27,20 +27,21 @@ class FiniteNumber(click.FloatRange):
 
 
 class Interval(click.FloatRange):
-    """The type of an option whose value is a time in seconds, of at least INTERVAL_S_MIN: `2s`, `500ms`, `1m`; a bare
-    number means seconds."""
+    """The type of an option whose value is a time in seconds, of at least INTERVAL_S_MIN: `2s`, `500ms`, `1m`, `6h`,
+    `1d`; a bare number means seconds."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)?", str(value).strip().lower())
-        found = float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0) if match else 0.0
+        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m|h|d)?", str(value).strip().lower())
+        found = float(match[1]) * _FACTORS.get(match[2], 1.0) if match else 0.0
         if found < INTERVAL_S_MIN:
             self.fail(f"{str(value)[:40]!r} is not a time such as 2s, of {INTERVAL_S_MIN} s at least", param, ctx)
         return found
 
 
 INTERVAL_S_MIN = 0.1
+_FACTORS = {"ms": 0.001, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 NUMBER_PATTERN = r"([0-9]{1,15})"
 MEBIBYTES_PER_UNIT = {"m": 1, "g": 1 << 10, "t": 1 << 20}

@@ -292,9 +292,12 @@ class MeasuredParts(msgspec.Struct, frozen=True):
         if self.metadata is not None:
             page.add_statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
             if (made_ms := self.metadata.last_backup_ms) > 0:
-                text = "Metadata: age of the last copy that `magnetar metadata backup` made; there is no line before."
+                text = "Metadata: age of the last copy that its process or a command made; there is no line before."
                 age_s = max(0.0, SystemClock().wall_ms() - made_ms) / 1000
                 page.add_gauge("magnetar_metadata_backup_age_seconds", text, age_s)
+            if (failing := self.metadata.is_backup_failing) is not None:
+                text = "Metadata: 1 if the last scheduled copy failed; there is no line without --backup-every."
+                page.add_gauge("magnetar_metadata_backup_failing", text, int(failing))
             if (disk := await self.metadata.measure_disk()) is not None:
                 text = "Metadata: size of the disk with the file."
                 page.add_gauge("magnetar_metadata_disk_total_bytes", text, disk[0])

@@ -29,14 +29,16 @@ from ...proto.names import parse_number
 from ...runtime import logs
 from ...runtime.tasks import Supervisor
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.units import FiniteNumber
+from ..common.units import FiniteNumber, Interval
 from .metrics import ChildProcessReporter, FillMetricsPage, announce_process_ready, has_announced_ready
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
+    from ...metadata.backups import BackupSettings
     from ...metadata.session import MetadataAccess, MetadataAddress
+    from ...metadata.sqlite import SqliteStore
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.config import MemoryPlan, MemoryShare
@@ -161,6 +163,52 @@ def with_server_options(
         return function
 
     return decorate
+
+
+def with_backup_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the command of a process with the metadata: adds the options --backup-every, --backup-keep and
+    --backup-dir, from which `start_backups` makes copies of the metadata."""
+    options = (
+        click.option(
+            "--backup-every", "backup_every", envvar="MAGNETAR_BACKUP_EVERY", type=Interval(), default=None,
+            metavar="TIME", help="Make a copy of the metadata so often: 1h, 1d (default: never).",
+        ),
+        click.option(
+            "--backup-keep", "backup_keep", envvar="MAGNETAR_BACKUP_KEEP", type=click.IntRange(1, 100_000), default=24,
+            show_default=True, help="How many of these copies to keep.",
+        ),
+        click.option(
+            "--backup-dir", "backup_folder", envvar="MAGNETAR_BACKUP_DIR", type=click.Path(file_okay=False),
+            default=None, metavar="DIR",
+            help="Where: NAME ANOTHER DISK, as a copy on the disk of the metadata does not survive the loss of that "
+            "disk (default: metadata-backups in the --data folder).",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def make_backup_settings(every_s: float | None, keep: int, folder: str | None, data: Path) -> BackupSettings | None:
+    """Returns the settings in the values of the options of `with_backup_options`; None without --backup-every. `data`:
+    the folder of the metadata. Raises UsageError if the settings contradict each other."""
+    from ...metadata.backups import BACKUP_FOLDER, BackupSettings
+
+    if every_s is None:
+        if folder is not None:
+            raise click.UsageError("--backup-dir without --backup-every: no copy is made. Say how often, such as 1h")
+        return None
+    return BackupSettings(every_s, keep, str(Path(folder).absolute() if folder is not None else data / BACKUP_FOLDER))
+
+
+async def start_backups(
+    parts: ProcessParts, world: World, store: SqliteStore, settings: BackupSettings | None
+) -> None:  # fmt: skip
+    """Begins to make copies of the metadata on a schedule, which ends with `parts`; does nothing without settings."""
+    from ...metadata.backups import ScheduledBackups
+
+    if settings is not None:
+        await parts.start("backups", ScheduledBackups.start(world, store, settings), ScheduledBackups.close)
 
 
 LISTEN_HELP = "HOST:PORT; port 0 takes a free one."
@@ -537,20 +585,28 @@ class _Metadata(LazyGroup):
     "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
 )
 @SECURITY_OPTION
+@with_backup_options
 @with_server_options("info", settings=False)
 @click.pass_context
 def metadata(
-    context: click.Context, listen: str, data: str, security: str | None, memory_bytes: int | None,
+    context: click.Context, listen: str, data: str, security: str | None, backup_every: float | None,
+    backup_keep: int, backup_folder: str | None, memory_bytes: int | None,
     metrics: str | None, health: str | None, insecure: bool,
     log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run the metadata service, which stores the small records on which brokers and bookies must agree.
 
-    Example: magnetar metadata --listen 127.0.0.1:7640 --data /var/lib/magnetar/metadata
+    With --backup-every it makes copies of itself, from which `magnetar metadata restore` starts anew.
+
+    \b
+    Examples:
+      magnetar metadata --listen 127.0.0.1:7640 --data /var/lib/magnetar/metadata
+      magnetar metadata --data /var/lib/magnetar/metadata --backup-every 1h --backup-dir /mnt/other-disk/metadata
     """
     if context.invoked_subcommand is not None:
         return 0
     where, folder = parse_endpoint(listen, "--listen"), Path(data).absolute()
+    backups = make_backup_settings(backup_every, backup_keep, backup_folder, folder)
     scraped = parse_metrics_endpoint(metrics)
     warning = check_listeners(insecure, listen=None if accepts_only_members(security) else where, metrics=scraped)
 
@@ -566,6 +622,7 @@ def metadata(
             clients = plan.values["metadata.client_memory_bytes"]
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"), clients)
             server = await parts.start("metadata", starting, MetadataServer.close)
+            await start_backups(parts, world, server.store, backups)
             facts = await serve_metrics(parts, scraped, MeasuredParts(metadata=server, memory=plan))
             session = server.store.new_session()
             await parts.start("log level", start_following_log_level(lambda: session), Supervisor.close)

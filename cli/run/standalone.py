@@ -39,6 +39,7 @@ from .servers import (
     connect_metadata,
     is_listener_secured,
     make_authenticating_world,
+    make_backup_settings,
     make_member_world,
     make_memory_plan,
     make_pulsar_ready_facts,
@@ -49,7 +50,9 @@ from .servers import (
     run_server,
     serve_metrics,
     serve_until_cancelled,
+    start_backups,
     url_scheme,
+    with_backup_options,
     with_server_options,
 )
 
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from ...bookie.registration import OpenMetadataSession
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
+    from ...metadata.backups import BackupSettings
     from ...metadata.store import MetadataStore
     from ...runtime.config import MemoryPlan
     from ...runtime.network import Endpoint, World
@@ -87,6 +91,7 @@ class StandaloneOptions(NamedTuple):
     security: str | None = None
     memory_bytes: int | None = None
     health: Endpoint | None = None
+    backups: BackupSettings | None = None
 
 
 def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
@@ -179,10 +184,12 @@ HTTP_PORTS = (8080, 8443)
 )
 @with_processes_option("One for the storage, the others brokers that share the topics; 1: everything in one process.")
 @SECURITY_OPTION
+@with_backup_options
 @with_server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
-    processes_: int, security: str | None, config: str | None, memory_bytes: int | None, metrics: str | None,
+    processes_: int, security: str | None, backup_every: float | None, backup_keep: int, backup_folder: str | None,
+    config: str | None, memory_bytes: int | None, metrics: str | None,
     health: str | None, insecure: bool, metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run a whole cluster in one command: metadata, bookies and broker. Prints one line, `ready magnetar://HOST:PORT
@@ -209,6 +216,7 @@ def standalone(
     given = StandaloneOptions(
         Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security,
         memory_bytes, parse_health_endpoint(health),
+        make_backup_settings(backup_every, backup_keep, backup_folder, Path(data).absolute()),
     )
     if processes_ > 1:
 
@@ -245,6 +253,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
         await adopt_cluster_format(store.new_session())
+        await start_backups(parts, world, store, given.backups)
         numbers = range(1, count + 1)
         started = [await start_bookie(parts, world, given, number, plan, store.new_session()) for number in numbers]
         asking = make_authenticating_world(world, security)
@@ -385,6 +394,7 @@ async def _storage(
             plan.values["metadata.client_memory_bytes"],
         )  # fmt: skip
         server = await parts.start("metadata", starting, MetadataServer.close)
+        await start_backups(parts, world, server.store, given.backups)
 
         async def session() -> MetadataStore:
             return server.store.new_session()

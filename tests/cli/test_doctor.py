@@ -98,6 +98,8 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
     ("D20", {"metadata_disk": (1000, 40)},
      "The disk of the metadata has 4% left (0 MiB): when it is full nothing is made, changed or taken over. Free "
      "space there, or enlarge it.", True),
+    ("D20", {"metadata_disk": (0, 0), "metadata_refusal": "etcd is full (alarm NOSPACE)"},
+     "The metadata refuses commits, so nothing is made, changed or taken over: etcd is full (alarm NOSPACE).", True),
     ("D01", {"late": ["one"]}, "Broker one answers late: only when it was asked again.", False),
     ("D01", {"silent": ["two"]}, "Broker two is registered and does not answer.", True),
     ("D01", {"unreachable": {"b2:7650": "refused"}},
@@ -142,6 +144,10 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
     ("D14", {"url": "magnetar://b1:7650"},
      "Clients talk to the brokers in clear, and no certificate says who they are.", False),
     ("D15", {"backup_ms": NOW_MS - 2 * 86_400_000 - 5}, "The newest backup of the metadata is 2 d old.", True),
+    ("D15", {"backup_ms": None, "metadata_backup": (NOW_MS - 2 * 86_400_000, 0, "")},
+     "The newest backup of the metadata is 2 d old.", True),
+    ("D15", {"metadata_backup": (NOW_MS - 1000, 3_600_000, "no room")},
+     "The scheduled copies of the metadata (every 1 h) fail: no room. The newest is 1 s old.", False),
     ("D15", {"backup_ms": 0}, "The newest backup of the metadata does not exist.", True),
     ("D15", {"backup_ms": NOW_MS + 3_600_000},
      "The newest backup of the metadata has a time 1 h from now: a clock was wrong, and its age is not known.", True),
@@ -189,6 +195,13 @@ def _check_command(found: Alarm) -> None:
         if isinstance(command, click.Group) and not word.startswith("-"):
             command = command.get_command(click.Context(command), word)
             assert command is not None, found.command
+
+
+def test_without_a_folder_of_backups_the_metadata_says_their_age() -> None:
+    day_ms = 86_400_000
+    for made_ms, every_ms in ((NOW_MS - day_ms, 0), (NOW_MS - 13 * day_ms, 7 * day_ms)):
+        findings, states = run_checks(facts(backup_ms=None, metadata_backup=(made_ms, every_ms, "")))
+        assert (findings, states["D15"]) == ([], "ok")
 
 
 @pytest.mark.parametrize(

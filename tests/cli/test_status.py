@@ -20,9 +20,11 @@ from magnetar.cli.storage import ledgers
 from magnetar.cli.storage.admin_port import BookiePeer, OperatorOptions
 from magnetar.proto.alarms import (
     find_alarms,
+    find_backup_alarms,
     find_certificate_alarms,
     find_metadata_alarms,
     find_metadata_disk_alarms,
+    find_metadata_refusal_alarms,
     find_repair_alarms,
 )
 from magnetar.proto.errors import TimedOut
@@ -267,6 +269,32 @@ def test_a_disk_of_the_metadata_that_is_nearly_full_is_said() -> None:
     (soon,), (now,) = find_metadata_disk_alarms(100 << 20, 14 << 20), find_metadata_disk_alarms(100 << 20, 4 << 20)
     assert [(each.needed, each.code) for each in (soon, now)] == [(False, "D20"), (True, "D20")]
     assert now.text.startswith("The disk of the metadata has 4% left (4 MiB): ")
+
+
+def test_that_the_metadata_refuses_commits_is_said_with_its_reason() -> None:
+    assert find_metadata_refusal_alarms("") == []
+    (found,) = find_metadata_refusal_alarms("etcd is full (alarm NOSPACE)")
+    assert (found.needed, found.code) == (True, "D20")
+    assert found.text.endswith("taken over: etcd is full (alarm NOSPACE).")
+
+
+def test_scheduled_copies_of_the_metadata_that_fail_or_are_late_are_said() -> None:
+    hour_ms = 3_600_000
+    assert find_backup_alarms(0, 0, "", NOW_MS) == [], "no copies are scheduled"
+    assert find_backup_alarms(NOW_MS - 9 * hour_ms, 0, "", NOW_MS) == []
+    assert find_backup_alarms(0, hour_ms, "", NOW_MS) == [], "the first one is not due yet"
+    assert find_backup_alarms(NOW_MS - 2 * hour_ms, hour_ms, "", NOW_MS) == []
+    (soon,) = find_backup_alarms(NOW_MS - 1000, hour_ms, "no room", NOW_MS)
+    (late,) = find_backup_alarms(NOW_MS - 3 * hour_ms, hour_ms, "", NOW_MS)
+    (never,) = find_backup_alarms(0, hour_ms, "no room", NOW_MS)
+    assert [(each.needed, each.code) for each in (soon, late, never)] == [
+        (False, "D15"), (True, "D15"), (True, "D15")
+    ]  # fmt: skip
+    begin = "The scheduled copies of the metadata (every 1 h)"
+    assert [each.text for each in (soon, late, never)] == [
+        f"{begin} fail: no room. The newest is 1 s old.", f"{begin} are late. The newest is 3 h old.",
+        f"{begin} fail: no room. The newest does not exist.",
+    ]  # fmt: skip
 
 
 def test_a_server_that_answers_late_is_a_remark_and_no_alarm() -> None:

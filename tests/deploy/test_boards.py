@@ -22,6 +22,7 @@ SOMETIMES = {
     "magnetar_process_certificate_seconds": {"file"},
     "magnetar_process_token_seconds": set[str](),
     "magnetar_metadata_backup_age_seconds": set[str](),
+    "magnetar_metadata_backup_failing": set[str](),
 }
 """Metrics of which the page that made the list has no line: nothing is blocked or of Key_Shared, there is no TLS, token
 or copy."""

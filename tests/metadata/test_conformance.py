@@ -263,5 +263,6 @@ async def test_a_store_measures_the_disk_of_the_tree_if_it_knows_it(backend: Bac
     if isinstance(backend, SqliteBackend | RemoteBackend):
         assert found is not None
         assert 0 < found[1] <= found[0]
+        assert (found.backup_ms, found.backup_every_ms, found.backup_failure) == (0, 0, "")
     else:
         assert found is None, "on ZooKeeper and etcd, and in memory"

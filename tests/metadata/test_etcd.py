@@ -202,15 +202,48 @@ async def test_a_full_etcd_refuses_commits_by_name_and_goes_on_when_there_is_roo
                     await store.put("/full/more", b"", expected)
                 assert refusal.value.definite
             assert await store.children("/full") == stored
+            await store.delete("/full/0")
+            disk = await store.measure_disk()
+            assert disk is not None, "although a deletion was taken meanwhile"
+            assert "alarm NOSPACE" in disk.refusal
             (told,) = [each for each in caplog.records if "NOSPACE" in each.message]
             assert told.levelname == "ERROR", "once, for the operator"
-            assert await store.get("/full/0") is not None, "reads go on"
+            assert await store.get("/full/1") is not None, "reads go on"
             with pytest.raises(Unavailable, match=r"no metadata session.*NOSPACE"):
                 await connect_metadata_at(make_system_world(1), _address(cluster), 1.0)
-            for name in stored:
+            for name in stored[1:]:
                 await store.delete(f"/full/{name}")
             cluster.make_room(await store.revision())
             assert await store.put("/after", b"") == 0
+            assert await store.measure_disk() is None
+
+
+async def test_a_server_of_another_etcd_cluster_is_left_before_anything_is_read_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EtcdCluster(tmp_path / "one") as one, EtcdCluster(tmp_path / "two") as two:
+        address = _address(one)
+        (mine,), (odd,) = address.servers, _address(two).servers
+        async with _open(_address(two)) as other:
+            await other.put("/a", b"of the other cluster")
+            before = await other.revision()
+            async with _open(address, 20.0) as store:
+                await store.put("/a", b"mine")
+                store._address = address._replace(servers=(mine, odd))
+                store._number = 0
+                one.pause(0)
+                async with asyncio.timeout(30):
+                    while f"{odd} is a server of another etcd cluster" not in caplog.text:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                one.resume(0)
+                assert await store.get("/a") == VersionedValue(b"mine", 0)
+                assert store.session_id
+                assert await store.put("/b", b"", NODE_ABSENT) == 0, "the session goes on"
+            assert await other.children("/") == ["a"]
+            assert await other.revision() == before, "nothing was written there"
+        (told,) = [each for each in caplog.records if each.levelname == "ERROR"]
+        assert "another etcd cluster" in told.message, "once"
+        assert str(mine) in told.message
 
 
 async def test_the_commit_that_fills_etcd_is_unknown(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from magnetar.proto.errors import OutcomeUnknown, Unavailable
 from magnetar.runtime.process import make_system_world
 from tests.metadata.stores import EXPIRING_S
 from tests.support.etcd import EtcdCluster, why_no_etcd
+from tests.support.processes import run_here
 
 pytestmark = [
     pytest.mark.processes,
@@ -215,6 +217,8 @@ def test_while_etcd_is_full_topics_are_served_on_and_a_new_one_opens_when_there_
                 consumer.acknowledge(message)
             with pytest.raises(magnetar.PulsarException):
                 client.create_producer("another")
+            told = run_here("status", "-o", "json", MAGNETAR_URL=broker.wait_ready())
+            assert any("alarm NOSPACE" in each["text"] for each in json.loads(told.out)["alarms"]), told.out
             etcd.make_room(revision)
             client.create_producer("another", send_timeout_millis=60_000).send(b"after")
         assert "etcd is full (alarm NOSPACE)" in broker.output()

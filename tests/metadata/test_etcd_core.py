@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     BadVersion,
     ConnectionLost,
     InternalError,
+    InvalidConfiguration,
     InvalidRequest,
     MagnetarError,
     MessageTooLarge,
@@ -365,3 +366,13 @@ def _without_revisions(answer: etcd.TxnResponse | None) -> object:
         pairs = [(pair.key, pair.value, pair.version) for pair in found.kvs]
         parts.append((each.WhichOneof("response"), found.count, pairs, each.response_delete_range.deleted))
     return parts
+
+
+def test_the_cluster_of_the_first_answer_is_that_of_the_session_and_another_is_named_with_both_servers() -> None:
+    identity = core.EtcdClusterIdentity()
+    identity.check_answer(7, "etcd1:2379")
+    identity.check_answer(7, "etcd2:2379")
+    both = r"etcd3:2379 is a server of another etcd cluster \(8\) than etcd1:2379"
+    with pytest.raises(InvalidConfiguration, match=both):
+        identity.check_answer(8, "etcd3:2379")
+    identity.check_answer(7, "etcd3:2379")

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from magnetar.runtime.tasks import run_and_clean_up, run_or_undo, run_to_end
+from magnetar.runtime.tasks import run_all_steps, run_and_clean_up, run_or_undo, run_to_end
 
 
 def test_the_result_and_the_error_of_the_work_are_its_callers() -> None:
@@ -99,3 +99,55 @@ async def test_what_follows_runs_whatever_became_of_the_work_and_what_undoes_it_
             with pytest.raises(ValueError if ends == "badly" else asyncio.CancelledError):
                 await task
     assert done == (["followed"] if ends == "well" else ["followed", "undone"])
+
+
+@pytest.mark.parametrize("failing", [(), (0,), (1, 2), (0, 3), (3,)])
+def test_each_step_runs_whatever_the_others_raise_and_the_first_error_is_raised(
+    failing: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[int] = []
+
+    def run(number: int) -> None:
+        ran.append(number)
+        if number in failing:
+            raise ValueError(f"step {number}")
+
+    async def wait_and_run(number: int) -> None:
+        await asyncio.sleep(0)
+        run(number)
+
+    async def main() -> None:
+        kinds = (wait_and_run, run, wait_and_run, run)
+        await run_all_steps(*(partial(kind, number) for number, kind in enumerate(kinds)))
+
+    if failing:
+        with pytest.raises(ValueError, match=f"step {failing[0]}"):
+            asyncio.run(main())
+    else:
+        asyncio.run(main())
+    assert ran == [0, 1, 2, 3]
+    assert [f"step {each}" in caplog.text for each in failing[1:]] == [True] * len(failing[1:]), "none is lost"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_steps_that_are_cancelled_run_all_and_end_with_the_cancellation(fails: bool) -> None:
+    ran: list[str] = []
+
+    def fail() -> None:
+        if fails:
+            raise ValueError("before")
+
+    async def hang() -> None:
+        ran.append("hangs")
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        task = asyncio.get_running_loop().create_task(run_all_steps(fail, hang, partial(ran.append, "last")))
+        while not ran:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert ran == ["hangs", "last"]

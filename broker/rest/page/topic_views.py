@@ -37,9 +37,11 @@ from ....proto import operations as op
 from ....proto.alarms import (
     Alarm,
     find_alarms,
+    find_backup_alarms,
     find_certificate_alarms,
     find_metadata_alarms,
     find_metadata_disk_alarms,
+    find_metadata_refusal_alarms,
     find_repair_alarms,
 )
 from ....proto.errors import NotFound, Unavailable
@@ -469,6 +471,10 @@ def _alarms(found: ClusterSummary, now_ms: int, departing: Collection[str]) -> l
     oldest.sort(key=itemgetter("oldest_ms"))
     metadata = find_metadata_alarms(found.metadata_away_ms, now_ms, late=found.metadata_late)
     metadata += find_metadata_disk_alarms(found.metadata_total_bytes, found.metadata_free_bytes)
+    metadata += find_metadata_refusal_alarms(found.metadata_refusal)
+    metadata += find_backup_alarms(
+        found.metadata_backup_ms, found.metadata_backup_every_ms, found.metadata_backup_failure, now_ms
+    )
     metadata += find_certificate_alarms("the metadata service", found.metadata_certificate_ends_ms, now_ms)
     return metadata + find_alarms(
         [

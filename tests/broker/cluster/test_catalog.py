@@ -14,8 +14,8 @@ from magnetar.metadata.records import BrokerRecord, CursorRecord, NamespaceRecor
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import CommitOperation
 from magnetar.metadata.tree_core import OPERATIONS_PER_COMMIT_MAX
-from magnetar.proto.errors import AlreadyExists, InvalidRequest, TopicNotFound, Unavailable
-from magnetar.proto.names import NamespaceName, TopicName
+from magnetar.proto.errors import AlreadyExists, InvalidName, InvalidRequest, TopicNotFound, Unavailable
+from magnetar.proto.names import NAME_BYTES_MAX, NamespaceName, TopicName
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.process import make_system_world
 
@@ -72,6 +72,47 @@ async def test_one_more_is_refused_before_anything_is_made(tree: SqliteStore) ->
     catalog = await catalog_of(tree.new_session())
     with pytest.raises(InvalidRequest):
         await catalog.create_topic(T, PARTITIONS_MAX + 1)
+    assert await partitions_there(tree) == 0
+
+
+@pytest.mark.parametrize("scheme", ["persistent", "non-persistent"])
+@pytest.mark.parametrize("letter", ["n", "ü"])
+async def test_partitions_whose_names_would_be_too_long_are_refused_before_anything_is_made(
+    tree: SqliteStore, scheme: str, letter: str
+) -> None:
+    catalog = await catalog_of(tree.new_session())
+
+    def name_with_room_for(end: str) -> TopicName:
+        room = NAME_BYTES_MAX - len(end)
+        count, rest = divmod(room, len(letter.encode()))
+        return TopicName.parse(f"{scheme}://public/default/{letter * count}{'n' * rest}")
+
+    full = name_with_room_for("")
+    with pytest.raises(InvalidName, match=r"has no room for the end -partition-0 .* at most 243"):
+        await catalog.create_topic(full, 1)
+    assert await partitions_there(tree) == 0
+    assert not await catalog.count_partitions(full)
+    await catalog.create_topic(full, 0)
+
+    nine = name_with_room_for("-partition-9")
+    with pytest.raises(InvalidName, match="-partition-10 "):
+        await catalog.create_topic(nine, 11)
+    await catalog.create_topic(nine, 9)
+    await catalog.add_partitions(nine, 10)
+    with pytest.raises(InvalidName, match="-partition-10 "):
+        await catalog.add_partitions(nine, 11)
+    assert await catalog.count_partitions(nine) == 10
+    for number in range(10):
+        TopicName.parse(str(nine.with_partition(number)))
+
+
+async def test_a_topic_that_is_made_by_its_use_has_room_for_its_partitions_in_its_name(tree: SqliteStore) -> None:
+    catalog = await catalog_of(tree.new_session())
+    full = TopicName.parse(f"persistent://public/default/{'n' * NAME_BYTES_MAX}")
+    path, record = paths.namespace("public", "default"), NamespaceRecord(default_partitions=4)
+    await tree.new_session().put(path, encode_record(record, path))
+    with pytest.raises(InvalidName, match="-partition-3 "):
+        await catalog.count_or_create_partitions(full, by_use=True)
     assert await partitions_there(tree) == 0
 
 

@@ -367,6 +367,11 @@ async def test_the_disk_of_the_metadata_is_told_where_the_metadata_knows_it(
     async with AdminClient(f"magnetar://{running.brokers[0].endpoint}") as admin:
         found = await admin.broker_summaries()
         assert 0 < found.metadata_free_bytes < found.metadata_total_bytes
+        assert (found.metadata_backup_ms, found.metadata_backup_every_ms, found.metadata_backup_failure) == (0, 0, "")
+        running.store.last_backup_ms, running.store.backup_every_ms, running.store.backup_failure = 5, 7, "no room"
+        found = await admin.broker_summaries()
+        assert (found.metadata_backup_ms, found.metadata_backup_every_ms) == (5, 7)
+        assert found.metadata_backup_failure == "no room"
 
         async def refuse() -> None:
             raise WrongProtocol("the server has no method Metadata/Disk")

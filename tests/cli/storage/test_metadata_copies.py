@@ -1,11 +1,19 @@
 """Copies of the metadata with real processes: made while it runs, refused when put back by hand, restored in order."""
 
+import asyncio
 import json
 import shutil
 import time
 from pathlib import Path
 
 from magnetar.cli.common.processes import Process, Processes
+from magnetar.metadata import paths
+from magnetar.metadata.records import ClusterRecord
+from magnetar.metadata.remote import connect_metadata
+from magnetar.metadata.store import put_record
+from magnetar.runtime.network import Endpoint
+from magnetar.runtime.process import make_system_world
+from tests.cli.run.test_metrics import Scrape, facts
 from tests.support.processes import Result, run_here
 
 
@@ -113,3 +121,56 @@ def test_a_copy_is_restored_with_what_is_newer_said_and_no_id_given_twice(starte
     listed = json.loads(cluster.run("ledgers", "list", "-o", "json").out)
     assert max(each["ledger"] for each in listed) > highest
     assert "after" in cluster.consume("after")
+
+
+def write_a_cluster(address: str, value: bytes) -> None:
+    async def write() -> None:
+        session = await connect_metadata(make_system_world(), Endpoint.parse(address))
+        try:
+            await session.put("/a", value)  # first: copies begin with the cluster's record
+            await put_record(session, paths.CLUSTER, ClusterRecord(instance="0123456789abcdef"))
+        finally:
+            await session.close()
+
+    asyncio.run(write())
+
+
+def read_a(address: str) -> bytes | None:
+    async def read() -> bytes | None:
+        session = await connect_metadata(make_system_world(), Endpoint.parse(address))
+        try:
+            node = await session.get("/a")
+            return None if node is None else node.value
+        finally:
+            await session.close()
+
+    return asyncio.run(read())
+
+
+def test_a_scheduled_copy_is_told_and_restored(started: Processes, tmp_path: Path) -> None:
+    folder, copies = tmp_path / "metadata", tmp_path / "copies"
+    service = ("metadata", "--listen", "127.0.0.1:0", "--data", str(folder), "--metrics", "0")
+    options = ("--backup-every", "200ms", "--backup-keep", "2", "--backup-dir", str(copies))
+    metadata = started.start("metadata", *service, *options)
+    metadata.wait_ready()
+    write_a_cluster(metadata.address, b"as it was")
+    deadline = time.monotonic() + 30
+    while len(list(copies.glob("metadata-*.backup"))) < 2:
+        assert time.monotonic() < deadline, metadata.output()
+        time.sleep(0.02)
+    page = Scrape(facts(metadata)["metrics"])
+    assert page.value("magnetar_metadata_backup_failing") == 0
+    assert 0 <= page.value("magnetar_metadata_backup_age_seconds") < 30
+    assert "do not survive the loss of that disk" in metadata.output()
+    metadata.kill()
+    newest = max(copies.glob("metadata-*.backup"))
+    done = run_here("metadata", "restore", str(newest), "--data", str(tmp_path / "anew"), "-y")
+    assert done.code == 0, done.err
+    restored = started.start("restored", *service[:4], str(tmp_path / "anew"))
+    restored.wait_ready()
+    assert read_a(restored.address) == b"as it was"
+
+
+def test_a_folder_of_copies_without_a_schedule_is_refused() -> None:
+    done = run_here("metadata", "--backup-dir", "/var/backups/magnetar")
+    assert (done.code, "--backup-every" in done.err) == (2, True), done
