@@ -103,9 +103,9 @@ def _parse_node(line: bytes, where: str) -> PutNode:
 
 
 async def import_tree(store: MetadataStore, puts: list[PutNode]) -> None:
-    """Writes `puts`, the nodes of an export, into an empty store. Raises AlreadyExists if the store is not empty, or if
-    another process writes to it meanwhile, and the errors of `MetadataStore.children` and `update_nodes`. After an
-    error the target must be emptied."""
+    """Writes `puts`, the nodes of an export, into an empty store. Raises AlreadyExists if the store is not empty, and
+    then has written nothing; AlreadyExists if another process gave one of these nodes another value meanwhile, and the
+    errors of `MetadataStore.children` and `update_nodes`: then the target must be emptied."""
     if names := await store.children("/"):
         raise AlreadyExists(f"the target is not empty: it has /{names[0]}; give another path, or an empty store")
     for part in _parts(puts, store.part_operations):

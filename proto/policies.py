@@ -299,8 +299,8 @@ def complete_retention_pairs(policies: Policies) -> Policies:
 
 
 def remove_policies(policies: Policies, *names: str) -> Policies:
-    """Returns a copy of the policies in which the fields `names` are not set, so that they are inherited. With the last
-    backlog quota, its policy is not set either."""
+    """Returns a copy of the policies in which the fields `names` are not set, so that they are inherited. If `names`
+    contains a backlog quota and none is left, `backlog_quota_policy` is not set in the copy either."""
     left = msgspec.structs.replace(policies, **dict.fromkeys(names))
     if not {*BACKLOG_QUOTA_FIELDS} & {*names} or any(getattr(left, name) is not None for name in BACKLOG_QUOTA_FIELDS):
         return left

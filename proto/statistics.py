@@ -511,8 +511,9 @@ class FilterTrial(Value, frozen=True):
 
 
 class MessageState(Value, frozen=True):
-    """The one state that a message has in a subscription: acknowledged, filtered (acknowledged, and its filter does not
-    want it), pending, delivered, held back, delayed, waiting or redelivery."""
+    """The one state that a message has in a subscription: acknowledged, filtered (acknowledged, because the
+    subscription's filter does not want it, or because it was sent back for another subscription alone), pending,
+    delivered, held back, delayed, waiting or redelivery."""
 
     subscription: str
     state: str

@@ -9,7 +9,7 @@
     summary = u8 version | u8 names | name* | u8 kind | values
     name    = u8 flags (PRESENT 1: some message has it; ABSENT 2: some message lacks it) | u8 size | UTF-8
     values  = (kind HASHES_FORM) u32*, ascending, distinct, at most EXACT_HASHES_MAX of them
-            | (kind BLOOM_FORM) a Bloom filter of BLOOM_BITS a value, one number: the rest of the summary
+            | (kind BLOOM_FORM) a Bloom filter of BLOOM_BITS_PER_VALUE a value, one number: the rest of the summary
 
 Big-endian. A value is the Murmur3 32-bit hash (seed 0) of `name NUL value` in UTF-8. The field is 50002 of the entry's
 metadata: a client that does not know it passes over it. The summary covers the names that the producer declares
@@ -64,7 +64,7 @@ SUMMARIZED_NAMES_MAX = 16
 """Names that a summary covers, as many as a filter may have."""
 EXACT_HASHES_MAX = 32
 """Distinct values that are listed one by one; more of them become a Bloom filter."""
-BLOOM_BITS = 10
+BLOOM_BITS_PER_VALUE = 10
 BLOOM_PROBES = 7
 """Bits and probes of a value in a Bloom filter: one absent value of a hundred is taken for a present one."""
 SUMMARY_BYTES_MAX = 256
@@ -139,7 +139,7 @@ class SummaryBuilder:
         room = SUMMARY_BYTES_MAX - len(head) - 1
         if len(hashes) <= EXACT_HASHES_MAX and 4 * len(hashes) <= room:
             return b"".join((head, bytes((HASHES_FORM,)), *map(_U32.pack, sorted(hashes))))
-        size = (BLOOM_BITS * len(hashes) + 7) // 8
+        size = (BLOOM_BITS_PER_VALUE * len(hashes) + 7) // 8
         return b"" if size > room else b"".join((head, bytes((BLOOM_FORM,)), _make_bloom_filter(hashes, size)))
 
 

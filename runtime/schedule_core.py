@@ -12,7 +12,7 @@
 |---|---|---|
 | before all have served | with any code | the others are stopped, and its code is the server's: it cannot start |
 | later, after STABLE_AFTER_S | the same, with any code | it is started again at once; the others go on |
-| later, sooner than that | the same | after RETRY_MIN_S, then twice as long each time, up to RETRY_MAX_S |
+| later, sooner than that | the same | after RESTART_PAUSE_MIN_S, then twice as long, up to RESTART_PAUSE_MAX_S |
 | that has to stop | | it is not started again; when its whole tier has ended the tier before it is stopped |
 | that has to stop | not within CHILD_STOP_TIMEOUT_S, or its own time for that | KillProcess |
 
@@ -26,8 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-RETRY_MIN_S = 0.5
-RETRY_MAX_S = 30.0
+RESTART_PAUSE_MIN_S = 0.5
+RESTART_PAUSE_MAX_S = 30.0
 STABLE_AFTER_S = 10.0
 """Seconds after which a process that runs is sound: if it ends later, that is a new failure, not the last one again."""
 CHILD_STOP_TIMEOUT_S = 15.0
@@ -149,7 +149,7 @@ class ProcessSchedule:
         if now - member.began >= STABLE_AFTER_S:
             member.pause_s = 0.0
         member.due = now + member.pause_s
-        member.pause_s = min(RETRY_MAX_S, max(RETRY_MIN_S, 2 * member.pause_s))
+        member.pause_s = min(RESTART_PAUSE_MAX_S, max(RESTART_PAUSE_MIN_S, 2 * member.pause_s))
         member.restarts += 1
         return self.tick(now)
 
@@ -212,7 +212,7 @@ class ProcessSchedule:
             assert not self._served or self._code is not None or member.state is not ProcessState.OVER, (
                 "nothing is given up"
             )
-            assert member.pause_s <= RETRY_MAX_S, "the pause has a bound"
+            assert member.pause_s <= RESTART_PAUSE_MAX_S, "the pause has a bound"
 
     # ------------------------------------------------------------------ steps
     def _start_members(self, members: Iterable[ManagedProcess], now: float) -> list[ProcessEffect]:

@@ -2,9 +2,9 @@
 
 The issuer of a token (`iss`) must be exactly one of those in the settings; its discovery document names the address of
 its keys. Keys are fetched again after KEYS_REFRESH_S; a token with an unknown `kid` fetches them too, at most every
-UNKNOWN_KID_S. Each issuer has a worker that fetches, so that the event loop never waits. If an issuer does not answer,
-its keys stay in use until they are KEYS_EXPIRE_S old. Without keys its callers get Unavailable, and for FETCH_RETRY_S
-after a failure they get it at once.
+KEYS_FETCH_INTERVAL_MIN_S. Each issuer has a worker that fetches, so that the event loop never waits. If an issuer does
+not answer, its keys stay in use until they are KEYS_EXPIRE_S old. Without keys its callers get Unavailable, and for
+FETCH_RETRY_S after a failure they get it at once.
 
 A token must have `iss`, `sub`, `aud`, `iat` and `exp`. Pulsar requires `nbf` too, which several issuers do not set; it
 is compared where it is set. Of the headers of a token only `kid` is used, to choose a key of the issuer.
@@ -110,7 +110,7 @@ def _public(jwk: Mapping[str, Any]) -> object:
 
 KEYS_REFRESH_S = 18 * 3600.0
 KEYS_EXPIRE_S = 24 * 3600.0
-UNKNOWN_KID_S = 300.0
+KEYS_FETCH_INTERVAL_MIN_S = 300.0
 FETCH_RETRY_S = 5.0
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 
@@ -184,7 +184,7 @@ class _Issuer:
         self._keys: tuple[IssuerPublicKey, ...] = ()
         self._shown: object = None  # the document of the keys
         self._fetched_at: float | None = None
-        self._asked_at = -UNKNOWN_KID_S
+        self._asked_at = -KEYS_FETCH_INTERVAL_MIN_S
         self._failure: MagnetarError | None = None
         self._fetching: asyncio.Future[dict[str, object]] | None = None
 
@@ -206,7 +206,8 @@ class _Issuer:
 
     def _may_ask(self) -> bool:
         """Returns whether the keys may be fetched again, because of an unknown `kid` or because they are old."""
-        return self._clock.monotonic() - self._asked_at >= (FETCH_RETRY_S if self._failure else UNKNOWN_KID_S)
+        pause_s = FETCH_RETRY_S if self._failure else KEYS_FETCH_INTERVAL_MIN_S
+        return self._clock.monotonic() - self._asked_at >= pause_s
 
     def _find(self, kid: str) -> IssuerPublicKey | None:
         if not kid and len(self._keys) == 1:

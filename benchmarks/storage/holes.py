@@ -131,7 +131,7 @@ def single(acks: int) -> dict[str, float]:
     cursor, log = Cursor(shape, CursorState(shape.start_position)), CursorWritePlanner()
     begin = time.process_time()
     for count, (ledger_id, entries) in enumerate(requests):
-        cursor.ack_set(ledger_id, BitMap.deserialize(entries))
+        cursor.ack_entries_of_ledger(ledger_id, BitMap.deserialize(entries))
         if count % 1000 == 0:
             log.on_write_confirmed(log.plan_write(cursor, count + 1))
     write = log.plan_write(cursor, len(requests) + 1)

@@ -347,5 +347,6 @@ class BalancingState:
         self.moves = self.failed = 0
 
     def statistics(self) -> dict[str, int]:
-        """Returns the numbers for the metrics."""
+        """Returns, by the metric's name: `leader`, 1 if this broker is the leader, else 0; `moves` and `moves_failed`,
+        the moves that it let begin as the leader, and those of them that failed."""
         return {"leader": int(self.leads), "moves": self.moves, "moves_failed": self.failed}

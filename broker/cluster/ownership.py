@@ -598,10 +598,11 @@ class LastReadServerLists:
         self._seen: dict[str, int] = {}  # broker that has a StartedBrokerRecord → when it was seen as registered
 
     async def read_lists(self, store: MetadataStore | None) -> RegisteredServers:
-        """Reads and returns the lists of registered brokers and bookies. Asks a second time if the metadata does not
-        answer within METADATA_ANSWER_WAIT_S seconds, unless it has been silent for METADATA_SILENCE_S_MAX seconds; then
-        returns the lists that were read last, and logs the error. `store`: the metadata; None while there is no
-        session."""
+        """Reads and returns the lists of registered brokers and bookies. If that fails, or takes longer than
+        METADATA_ANSWER_WAIT_S seconds, tries once more, unless the metadata has been silent for METADATA_SILENCE_S_MAX
+        seconds. If it fails again, logs the error at debug level, and returns the lists that were read last: marked
+        `late`, or with `away_ms` set after that silence. `store`: the metadata; None while there is no session: nothing
+        is asked then."""
         for _ in range(2):
             try:
                 if store is not None:

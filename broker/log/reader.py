@@ -136,8 +136,8 @@ class TopicLogReader:
 
     async def read_entry(self, position: Position) -> StoredEntry:
         """Returns the entry at `position`, from memory or from bookies. Raises DataLost, with the range of lost
-        entries, if it is lost; InvalidRequest if there is no such entry, or it was trimmed; Unavailable if bookies do
-        not answer."""
+        entries, if it is lost; InvalidRequest if there is no such entry, or it was trimmed; LedgerNotFound if its
+        ledger was deleted meanwhile; Unavailable if bookies do not answer; and the errors of the metadata."""
         cached = self.get(position)
         return cached if cached is not None else (await self.read(position, 1))[0]
 

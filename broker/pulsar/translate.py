@@ -184,7 +184,7 @@ def _check_size(session: ConsumerSession, ids: Sequence[MessageIdData]) -> Itera
         reached += sum(max(64 * len(id_.ack_set), id_.batch_size) for id_ in some if id_.ack_set)
         yield
     if reached and not session.member.acks_by_index:
-        session.on_batch_part_acked()
+        session.mark_acks_by_batch_index()
     if reached > BATCH_INDEXES_MAX:
         raise AckRefusal.TOO_MANY_INDEXES.error(
             f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"

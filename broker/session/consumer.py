@@ -348,11 +348,11 @@ class ConsumerSession:
         self._consumer.activity.flow_ms = self.subscription.activity.flow_ms = self._clock.wall_ms()
         self.subscription.grant_permits(self._consumer, permits)
 
-    def on_batch_part_acked(self) -> None:
+    def mark_acks_by_batch_index(self) -> None:
         """Called when the client acknowledges a part of a batch for the first time, before the acknowledgement is
         applied. From now on, the acknowledged messages of a batch are hidden from this consumer, and from
         later consumers of the same client in this subscription."""
-        self.subscription.on_batch_part_acked(self._consumer)
+        self.subscription.mark_acks_by_batch_index(self._consumer)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
         """Acknowledges entries and sets of entries, in steps: the caller iterates, and may let other tasks run in
@@ -369,7 +369,7 @@ class ConsumerSession:
             yield
         for each in sets:
             try:
-                self.subscription.ack_set(self._consumer, each.ledger_id, each.entries)
+                self.subscription.ack_entries_of_ledger(self._consumer, each.ledger_id, each.entries)
             except TransactionConflict as conflict:
                 refused.append(conflict)
             yield

@@ -133,7 +133,7 @@ class SubscriptionAcks:
     def _refuse(self, position: Position) -> None:
         raise AckRefusal.PENDING.error(f"entry {position} {TransactionalAckConflict.PENDING.value}", position=position)
 
-    def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
+    def ack_entries_of_ledger(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
         InvalidRequest if the bitmap cannot be parsed, or contains an entry after the last one; TransactionConflict if
         an entry is pending in a transaction. All other entries are acknowledged nevertheless. `member`: the consumer
@@ -148,7 +148,7 @@ class SubscriptionAcks:
         batches = self._in_part(member, ledger_id, wanted)
         if batches:
             wanted -= BitMap([each[1] for each in batches])
-        new = self._cursor.ack_set(ledger_id, wanted)
+        new = self._cursor.ack_entries_of_ledger(ledger_id, wanted)
         if new:
             self._dispatcher.on_entries_acked(member, ledger_id, new)
         refused = self._first_pending(ledger_id, wanted)
@@ -225,7 +225,7 @@ class SubscriptionAcks:
         acknowledged before."""
         cursor, dispatcher, acked = self._cursor, self._dispatcher, 0
         for ledger_id, each in entries.items():
-            new = cursor.ack_set(ledger_id, each)
+            new = cursor.ack_entries_of_ledger(ledger_id, each)
             if new:
                 dispatcher.on_entries_acked(None, ledger_id, new)
                 acked += len(new)

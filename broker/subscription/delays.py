@@ -443,7 +443,7 @@ class DelayedDelivery:
             self._alarm(load.ledger_id, error)
             self.core.mark_bucket_lost(load.ledger_id)
         else:
-            self.core.add_loaded_keys(load, body)
+            self.core.finish_segment_read(load, body)
         self._wake()
 
     async def _segments(self, load: ReadDelaySegments) -> bytes:

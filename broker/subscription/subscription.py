@@ -221,7 +221,7 @@ class Subscription:
         """Acknowledges the entries that compaction has removed, if the subscription reads the compacted form."""
         for ledger_id, removed in self.log.removed_entries():
             if ledger_id >= self.cursor.mark[0]:
-                self.cursor.ack_set(ledger_id, removed)
+                self.cursor.ack_entries_of_ledger(ledger_id, removed)
         if self.reads_compacted and self.store is not None:
             self.store.schedule_write()
 
@@ -392,14 +392,14 @@ class Subscription:
         finally:
             self._acked(consumer)
 
-    def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
+    def ack_entries_of_ledger(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
         InvalidRequest if the bitmap cannot be parsed, or contains an entry after the last one; TransactionConflict if
         an entry is pending in a transaction (all other entries are acknowledged nevertheless). `consumer`: who
         acknowledges; None: an operator or the broker."""
         before = self.cursor.version
         try:
-            self.acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
+            self.acks.ack_entries_of_ledger(consumer.member if consumer is not None else None, ledger_id, entries)
         finally:
             if self.cursor.version != before:
                 self._acked(consumer)
@@ -531,7 +531,7 @@ class Subscription:
             if holder is not None and not holder.acks_by_index and position in holder.unshown:
                 self.pump.return_queue.add_returned_entries(holder, (position,), counted=False)
 
-    def on_batch_part_acked(self, consumer: Consumer) -> None:
+    def mark_acks_by_batch_index(self, consumer: Consumer) -> None:
         """Called when a consumer acknowledges a part of a batch for the first time. From now on the acknowledged
         messages of a batch are hidden from it, and from later consumers of the same client (its name and version); at
         most INDEX_READING_CLIENTS_MAX clients are remembered."""
@@ -571,8 +571,8 @@ class Subscription:
 
     def call_when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
         """Calls the function `tell` once, possibly before this method returns. `tell` gets None when everything that
-        was acknowledged before this call is durable, and an error if that is not known, as
-        `DurableCursor.call_when_durable` passes it."""
+        was acknowledged before this call is durable, or at once if the subscription is not durable; an error if that is
+        not known, as `DurableCursor.call_when_durable` passes it. `tell` must not raise."""
         if self.store is not None:
             self.store.call_when_durable(tell)
         else:

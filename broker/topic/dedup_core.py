@@ -115,8 +115,9 @@ class ProducerRegistration(NamedTuple):
     `get_required_transaction_role`)."""
 
     def may_be_later_connection_of(self, other: ProducerRegistration) -> bool:
-        """Returns True if this registration may be a later connection of the same producer as the registration `other`.
-        If either of them names no instance, the two producers count as the same if they have the same role."""
+        """Returns True if this registration may be a later connection of the same producer as the registration `other`:
+        both have the same owner, or this one has none; and both name the same instance, or one of them names none. The
+        caller compares the producers' names."""
         if self.owner is not None and self.owner != other.owner:
             return False
         return not (other.instance and self.instance) or other.instance == self.instance

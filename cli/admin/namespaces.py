@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 PERMISSION_COMMANDS = {
-    "grant-permission": LazyCommand(".admin.namespaces", "grant_role_on_namespace",
+    "grant-permission": LazyCommand(".admin.namespaces", "grant_namespace_permission",
     "Let a role produce or consume in it."),
     "revoke-permission": LazyCommand(".admin.namespaces", "revoke_role_on_namespace", "Take that from a role."),
     "permissions": LazyCommand(".admin.namespaces", "of_namespace", "Which roles may do what in it."),
@@ -71,7 +71,7 @@ def _split(text: str) -> list[str]:
 
 
 @session_command(ROLE_OPTION, ACTIONS_OPTION, name="grant-permission")
-def grant_role_on_namespace(session: CommandSession, namespace: str, role: str, actions: str) -> None:
+def grant_namespace_permission(session: CommandSession, namespace: str, role: str, actions: str) -> None:
     """Let a role produce or consume in all topics of a namespace. Afterwards the role has exactly these actions there.
 
     Example: magnetar namespaces grant-permission acme/orders --role billing --actions consume

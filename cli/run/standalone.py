@@ -226,7 +226,8 @@ def standalone(
 
 async def run_standalone(world: World, given: StandaloneOptions) -> None:
     """Runs the metadata, the bookies and the broker in this process, until the call is cancelled. Raises Busy if the
-    folder or a port is in use, InvalidConfiguration if the settings are invalid."""
+    folder or a port is in use, InvalidConfiguration if the settings are invalid, OSError if the folder cannot be made,
+    and the errors of `SqliteStore.open`, `Bookie.start` and `Broker.start`."""
     from ...bookie.store.identity import lock_directory
 
     world.files.make_directories(str(given.folder))

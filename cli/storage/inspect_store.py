@@ -122,7 +122,7 @@ def make_damage_row(look: StoreInspection, kind: str, number: int, damage: FileD
 
 
 LOG_COLUMNS = ("log", "state", "bytes", "livePercent", "ledgers", "liveLedgers", "entries", "extents", "damaged")
-HOLDERS_SHOWN = 5
+HOLDERS_SHOWN_MAX = 5
 
 
 @click.command()
@@ -203,13 +203,13 @@ def _print(look: StoreInspection, summary: StoreSummary) -> None:
 
 
 def make_log_row(log: EntryLogSummary) -> dict[str, object]:
-    """Returns the row of one entry log. `holders` has at most HOLDERS_SHOWN ledgers."""
+    """Returns the row of one entry log. `holders` has at most HOLDERS_SHOWN_MAX ledgers."""
     first = log.damages[0] if log.damages else None
     return {
         "log": log.log, "state": log.state, "bytes": log.bytes, "dataBytes": log.data_bytes,
         "liveBytes": log.live_bytes, "livePercent": round(100 * log.live_share, 1), "ledgers": log.ledgers,
         "liveLedgers": log.live_ledgers, "entries": log.entries, "extents": log.extents, "groups": log.groups,
-        "holders": [holder.ledger for holder in log.holders if holder.live][:HOLDERS_SHOWN],
+        "holders": [holder.ledger for holder in log.holders if holder.live][:HOLDERS_SHOWN_MAX],
         "damaged": len(log.damages), "damage": None if first is None else f"at {first.offset}: {first.reason}",
     }  # fmt: skip
 

@@ -323,7 +323,8 @@ class Admin(ClosedAfterWith):
 
     def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
         """Returns the half messages of one coordinator that are neither committed nor rolled back, the oldest first, at
-        most `limit`. `group`: only half messages of that group. Raises NotFound if there is no such coordinator.
+        most `limit` (5,000 at most; 0: 1,000). `group`: lists only those of this group; empty: those of all. `open`,
+        `parked` and `bytes` always count all of the coordinator. Raises NotFound if there is no such coordinator.
         """
 
     def last_message_id(self, topic: str) -> MessageId:

@@ -162,8 +162,9 @@ class DeliveredEntries:
 
     def take_received_messages(self) -> tuple[list[Message], int, int, int]:
         """Removes and returns what was delivered since the last call, as a tuple: the messages for the application; the
-        permits of all entries; the permits of entries without a message for the application; the bytes of all
-        entries."""
+        permits of all entries; the permits of entries without a message for the application, except those that become
+        dead letters, whose permits return when they are moved; the bytes of all entries, of each the larger of its
+        stored and its decompressed size."""
         came = self._came, self._charged, self._hidden, self._bytes
         self._came = []
         self._charged = self._hidden = self._bytes = 0

@@ -228,7 +228,8 @@ class Batcher:
 
     def add_message(self, message: OutgoingMessage, callback: SendCallback) -> bool:
         """Adds a message with any fields. Returns whether `ready` contains a batch. Raises TypeError, ValueError or
-        OverflowError if a field cannot be encoded; the message is not added then, but its sequence id is used up."""
+        OverflowError if a field of a message that joins a batch cannot be encoded: the message is not added then, and a
+        sequence id that it got already is used up. A message that is alone in its entry is encoded later."""
         if message.txn is not self._txn:
             self._switch_txn(message.txn)
         goes_back = message.sequence_id is not None and message.sequence_id <= self._given

@@ -429,7 +429,7 @@ class Relay:
     def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
         """Returns the error to end with: RelayFenced if a newer relay has the shard, because its messages look like
         those of another database; else `error`."""
-        if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.read_shard_holder()[0] != core.epoch:
+        if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.read_shard_lease()[0] != core.epoch:
             return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
         return error
 
@@ -463,11 +463,11 @@ class Relay:
         if not self._standby:
             return True
         self._phase = "standby"
-        before, since = self._store.read_shard_holder(), _clock.monotonic()
+        before, since = self._store.read_shard_lease(), _clock.monotonic()
         while before != (0, 0) and _clock.monotonic() - since < STANDBY_TAKEOVER_S:
             if self._stop.wait(STANDBY_TAKEOVER_S / 10):
                 return False
-            found = self._store.read_shard_holder()
+            found = self._store.read_shard_lease()
             if found != before:
                 before, since = found, _clock.monotonic()
         return True

@@ -188,7 +188,7 @@ class RelayStore:
         check_outbox_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
-    def read_shard_holder(self) -> tuple[int, int]:
+    def read_shard_lease(self) -> tuple[int, int]:
         """Returns two numbers of the shard: its epoch, and the time in ms since the epoch at which the relay that holds
         it was last active; (0, 0) if no relay ever held it. Raises the errors that the class names."""
         shards = self._shards

@@ -332,9 +332,10 @@ class CoordinatorClient:
         return self._owners.get(coordinator) or await self._find(coordinator)
 
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
-        """Sends a request to a coordinator, and repeats it until the coordinator answers, also at another broker.
-        Returns the reply. Raises the coordinator's error, or the last error when the operation's deadline has
-        passed."""
+        """Calls the RPC `method` of the service Transactions at the coordinator's broker, and repeats it after
+        retryable errors, also at another broker. Returns the reply. Raises the errors of `Connections.retry`: the
+        coordinator's error if it is permanent; the last error if the client is closed or no time is left; TimedOut if
+        the deadline comes during an attempt."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 

@@ -136,7 +136,7 @@ class Full:
             raise BlockingIOError(11, "no room")
         return self.fork()
 os.fork = Full()
-schedule.RETRY_MIN_S = 0.1
+schedule.RESTART_PAUSE_MIN_S = 0.1
 schedule.CHILD_STOP_TIMEOUT_S"""
     command = [sys.executable, "-c", PROGRAM.replace("schedule.CHILD_STOP_TIMEOUT_S", full, 1), "sound-1,sound-2"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -6,8 +6,8 @@ import pytest
 
 from magnetar.runtime.schedule_core import (
     CHILD_STOP_TIMEOUT_S,
-    RETRY_MAX_S,
-    RETRY_MIN_S,
+    RESTART_PAUSE_MAX_S,
+    RESTART_PAUSE_MIN_S,
     STABLE_AFTER_S,
     Exit,
     ForkProcess,
@@ -67,7 +67,7 @@ def test_one_that_ends_at_once_again_and_again_waits_longer_each_time_up_to_a_bo
         waits.append(at - now)
         now = at
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    assert (waits[0], waits[-1]) == (RETRY_MIN_S, RETRY_MAX_S)
+    assert (waits[0], waits[-1]) == (RESTART_PAUSE_MIN_S, RESTART_PAUSE_MAX_S)
     now += STABLE_AFTER_S
     assert schedule.on_process_exited("b1", 1, now) == [ForkProcess("b1")], "then it was sound"
 

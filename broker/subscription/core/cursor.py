@@ -195,7 +195,7 @@ class Cursor:
         self.changed_chunks.add(chunk_key_of(CursorChunkKind.HOLES, position))
         return True
 
-    def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
+    def ack_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> BitMap:
         """Acknowledges many whole entries of one ledger, except those that are pending in a transaction, as a whole or
         in part. Returns the entries that are newly acknowledged."""
         new = entries - self.acked[ledger_id] if ledger_id in self.acked else entries.copy()
@@ -294,7 +294,7 @@ class Cursor:
         for span in self._shape.spans:
             last = min(span.last_entry, position[1]) if span.ledger_id == position[0] else span.last_entry
             if last >= 0 and self.mark[0] <= span.ledger_id <= position[0]:
-                self.ack_set(span.ledger_id, BitMap(range(last + 1)))
+                self.ack_entries_of_ledger(span.ledger_id, BitMap(range(last + 1)))
         assert self.pending is not None, "something is pending"
         for each in [each for each in self.pending.parts if each <= position]:
             if size := self._size(each):

@@ -4,7 +4,7 @@ them are merged.
     buckets.add(bucket)                             it is durable and named
     buckets.earliest_key, .remove_earliest_key()    the earliest key in memory; removes this key
     buckets.take_segment_reads(now_ms)              → segments to read, SEGMENT_LOOKAHEAD_MS before they are due; then
-                                                    `add_loaded_keys`, or `mark_bucket_lost`
+                                                    `finish_segment_read`, or `mark_bucket_lost`
     buckets.begin_bucket_merge(keys_max)            many small ones become one; `merged_ledgers`, then
                                                     `remove_merged_buckets`
     buckets.take_unused_ledgers()                   ledgers of buckets that are no longer needed
@@ -366,7 +366,7 @@ class DelayBucketIndex(msgspec.Struct):
             loads.append(ReadDelaySegments(ledger_id, first, last))
         return loads
 
-    def add_loaded_keys(self, load: ReadDelaySegments, body: bytes) -> list[int]:
+    def finish_segment_read(self, load: ReadDelaySegments, body: bytes) -> list[int]:
         """Adds the keys `body` of segments that were read because of the request `load`, and returns an empty list. If
         the bucket is being merged, adds nothing, and returns its keys; from then on they belong to no bucket. Ignores a
         load of a bucket that was removed meanwhile."""

@@ -9,7 +9,7 @@ queue.
     delays.seal_bucket(now_ms)                          → what is far in the future, to be stored as a *bucket*; then
                                                         `on_bucket_stored`, or `on_bucket_store_failed`
     delays.take_segment_reads(now_ms)                   → what is near, to be read, a few segments at a time; then
-                                                        `add_loaded_keys`, or `mark_bucket_lost`
+                                                        `finish_segment_read`, or `mark_bucket_lost`
     delays.take_unused_ledgers()                        buckets that are no longer needed
 
 Buckets, their keys and segments are in core/delay_buckets.py.
@@ -377,9 +377,9 @@ class DelayIndex:
         Each request is returned once."""
         return self._memory.buckets.take_segment_reads(now_ms)
 
-    def add_loaded_keys(self, load: ReadDelaySegments, body: bytes) -> None:
+    def finish_segment_read(self, load: ReadDelaySegments, body: bytes) -> None:
         """Adds the keys of segments that were read because of the request `load`. `body`: the keys, encoded."""
-        self._be_fresh(self._memory.buckets.add_loaded_keys(load, body))
+        self._be_fresh(self._memory.buckets.finish_segment_read(load, body))
 
     def mark_bucket_lost(self, ledger_id: int) -> None:
         """Gives up a bucket that cannot be read. All held entries in the ledgers that the bucket covers become due at

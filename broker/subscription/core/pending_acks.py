@@ -20,8 +20,8 @@ Rules
   covers and that are acknowledged already stay so.
 - `settle_transactional_acks` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending
   in the transaction, an abort frees it.
-- Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_messages_of_batch`, `ack_cumulative`) leaves out what is
-  pending, so that expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it,
+- Every way to acknowledge (`Cursor.ack`, `ack_entries_of_ledger`, `ack_messages_of_batch`, `ack_cumulative`) leaves out
+  what is pending, so that expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it,
   and a commit that comes later has nothing to acknowledge.
 - A cursor without transactions has no PendingAcks: that costs one test in each question.
 Guarding tests: tests/broker/subscription/core/test_pending_acks.py (sets of messages, and an exhaustive walk),
@@ -239,7 +239,7 @@ def settle_transactional_acks(cursor: Cursor, txn: TxnId, *, committed: bool) ->
             cursor.ack_cumulative(acks.up_to)
         for ledger_id, entries in acks.entries.items():
             if len(entries) > 1:
-                cursor.ack_set(ledger_id, entries)
+                cursor.ack_entries_of_ledger(ledger_id, entries)
             else:
                 cursor.ack(Position(ledger_id, entries.min()))
         for position, part in acks.parts.items():

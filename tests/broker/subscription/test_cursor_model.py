@@ -230,7 +230,7 @@ class CursorModel(RuleBasedStateMachine):
             entries = {position.entry_id for position in chosen if position.ledger_id == ledger_id}
             before = {each.entry_id for each in chosen if each.ledger_id == ledger_id and self.cursor.is_acked(each)}
             before |= {each.entry_id for each in chosen if each.ledger_id == ledger_id and self._is_pending(each)}
-            assert set(self.cursor.ack_set(ledger_id, BitMap(entries))) == entries - before
+            assert set(self.cursor.ack_entries_of_ledger(ledger_id, BitMap(entries))) == entries - before
         for entry in range(first, min(len(POSITIONS), first + step * count), step):
             if not self.pending.keys() & self._messages(entry):
                 self.model |= self._messages(entry)

@@ -350,7 +350,7 @@ class Walk:
             if self.transactions:
                 self.ack_set_beside_transactions(account, ledger_id, several)
                 return
-            done = self.cursor.ack_set(ledger_id, BitMap(several))
+            done = self.cursor.ack_entries_of_ledger(ledger_id, BitMap(several))
             self.dispatcher.on_entries_acked(account.member, ledger_id, done)
             for entry_id in several:
                 self.done(Position(ledger_id, entry_id))
@@ -555,7 +555,7 @@ class Walk:
             wanted = indexes if indexes is not None else set(range(self.items[position].count))
             refused |= bool(self.pending_at(position) & wanted) and position not in self.acked
         try:
-            self.acks.ack_set(account.member, ledger_id, BitMap(several).serialize())
+            self.acks.ack_entries_of_ledger(account.member, ledger_id, BitMap(several).serialize())
         except TransactionConflict:
             assert refused
         else:

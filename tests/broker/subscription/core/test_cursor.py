@@ -132,7 +132,7 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     assert cursor.trim_limit.released_ledgers == {20}, "later changes, which are not stored, take nothing back"
     cursor.seek(Position(10, -1))
     assert cursor.trim_limit.released_ledgers == set(), "it is needed again"
-    cursor.ack_set(20, BitMap([0, 1]))
+    cursor.ack_entries_of_ledger(20, BitMap([0, 1]))
     assert cursor.trim_limit.released_ledgers == set(), "and what is stored is of a time before"
     cursor.on_state_stored(cursor.version, cursor.mark)
     shape.remove(20)
@@ -192,8 +192,8 @@ def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
 def test_a_million_holes_are_one_step_and_the_mark_takes_it() -> None:
     shape = shape_of(500_000, 0, 500_001)
     cursor = cursor_on(shape)
-    cursor.ack_set(10, BitMap(range(1, 500_000)))
-    cursor.ack_set(30, BitMap(range(500_000)))
+    cursor.ack_entries_of_ledger(10, BitMap(range(1, 500_000)))
+    cursor.ack_entries_of_ledger(30, BitMap(range(500_000)))
     assert cursor.next_unacked_position(Position(10, 0)) == (10, 0)
     assert cursor.next_unacked_position(Position(10, 1)) == (30, 500_000)
     cursor.ack(Position(10, 0))
@@ -209,7 +209,7 @@ def test_what_is_partly_acknowledged_and_counted_goes_with_its_entry() -> None:
         assert cursor.count_redelivery(Position(10, entry)) == 1
     assert cursor.count_redelivery(Position(10, 7), 99) == 2
     assert cursor.redelivery_count(Position(10, 7)) == 2
-    assert len(cursor.ack_set(10, BitMap([2, 3, 9]))) == 3
+    assert len(cursor.ack_entries_of_ledger(10, BitMap([2, 3, 9]))) == 3
     assert (list(cursor.partial), list(cursor.counts)) == ([(10, 5), (10, 7)], [(10, 5), (10, 7)])
     cursor.ack_cumulative(Position(10, 6))
     assert (list(cursor.partial), list(cursor.counts)) == ([(10, 7)], [(10, 7)])

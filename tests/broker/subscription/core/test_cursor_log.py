@@ -19,7 +19,7 @@ def full_of_holes() -> Cursor:
     shape = shape_of(*[SIZE] * LEDGERS)
     cursor = Cursor(shape, CursorState(shape.start_position))
     for number in range(LEDGERS):
-        cursor.ack_set((number + 1) * 10, BitMap(range(1, SIZE, 2)))
+        cursor.ack_entries_of_ledger((number + 1) * 10, BitMap(range(1, SIZE, 2)))
     return cursor
 
 
@@ -96,7 +96,7 @@ def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory
     shape = shape_of(*[SIZE] * 200)
     cursor = Cursor(shape, CursorState(shape.start_position))
     for number in range(200):
-        cursor.ack_set((number + 1) * 10, BitMap(range(1, SIZE, 2)))
+        cursor.ack_entries_of_ledger((number + 1) * 10, BitMap(range(1, SIZE, 2)))
     assert cursor.hole_entry_count == 5_000_000
     assert cursor.memory_bytes < 2_000_000
     write = CursorWritePlanner().plan_write(cursor, 1)

@@ -138,7 +138,7 @@ class Walk:
                 self.delays.mark_bucket_lost(load.ledger_id)
             else:
                 bodies = self.storage.ledgers[load.ledger_id].bodies[load.first : load.last + 1]
-                self.delays.add_loaded_keys(load, b"".join(bodies))
+                self.delays.finish_segment_read(load, b"".join(bodies))
         self.loads = []
 
     def drop(self) -> None:
@@ -274,7 +274,7 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
     delays.on_bucket_stored(500)
     assert delays.count == 2500
     assert delays.take_segment_reads(102_499) == [ReadDelaySegments(500, 1, 2)]
-    delays.add_loaded_keys(ReadDelaySegments(500, 1, 2), b"".join(draft.bodies[1:3]))
+    delays.finish_segment_read(ReadDelaySegments(500, 1, 2), b"".join(draft.bodies[1:3]))
     assert [each.entry_id for each in delays.take_due(200_000, 10_000)] == list(range(2500, 5000))
     assert delays.take_unused_ledgers() == [500]
 
@@ -301,9 +301,9 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
     loads = delays.take_segment_reads(0)
     assert [load.ledger_id for load in loads] == list(drafts)
     for load in loads[:-1]:
-        delays.add_loaded_keys(load, b"".join(drafts[load.ledger_id].bodies))
+        delays.finish_segment_read(load, b"".join(drafts[load.ledger_id].bodies))
     assert not delays.must_make_bucket, "one is not read yet"
-    delays.add_loaded_keys(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
+    delays.finish_segment_read(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
     assert delays.must_make_bucket, "although they are few"
     assert delays.take_unused_ledgers() == [], "a crash before they are sealed anew costs no reading of the log"
     draft = delays.seal_bucket(0)
@@ -314,7 +314,7 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
     assert sorted(delays.take_unused_ledgers()) == list(drafts)
     assert delays.bucket_count == 1
     loads = delays.take_segment_reads(10**9)
-    delays.add_loaded_keys(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
+    delays.finish_segment_read(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
     assert len(set(delays.take_due(2 * 10**9, 10_000))) == 100 * MERGED_BUCKETS_MIN
     assert delays.take_unused_ledgers() == [900]
 
@@ -337,7 +337,7 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
         now_ms += 30_000
         for _ in range(3):
             for load in delays.take_segment_reads(now_ms):
-                delays.add_loaded_keys(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
+                delays.finish_segment_read(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
             delays.take_due(now_ms, 1 << 30)
         most = max(most, delays.bucket_count)
     assert delays.count == 400

@@ -193,7 +193,7 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
 def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_holes_still_comes() -> None:
     shape = shape_of(1000)
     cursor = Cursor(shape, CursorState(shape.start_position))
-    cursor.ack_set(10, BitMap(range(1, 800, 2)))
+    cursor.ack_entries_of_ledger(10, BitMap(range(1, 800, 2)))
     dispatcher = Dispatcher(shape, cursor, policy_of(SHARED), memory_bytes_max=10)
     member = Member(1, "c")
     dispatcher.join(member)
@@ -209,8 +209,8 @@ def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> N
     """Pulsar reads all that lies behind it again after the topic was loaded (#742, #180)."""
     shape = shape_of(500_000, 500_000)
     cursor = Cursor(shape, CursorState(shape.start_position))
-    cursor.ack_set(10, BitMap(range(1, 500_000)))
-    cursor.ack_set(20, BitMap(range(499_000)))
+    cursor.ack_entries_of_ledger(10, BitMap(range(1, 500_000)))
+    cursor.ack_entries_of_ledger(20, BitMap(range(499_000)))
     dispatcher = Dispatcher(shape, cursor, policy_of(SHARED))
     member = Member(1, "c")
     dispatcher.join(member)

@@ -192,7 +192,7 @@ def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
             model.ack(model.up_to(entry, index))
         elif name == "set":
             ids = [each for each in model.positions[entry : entry + 3] if each[0] == position[0]]
-            cursor.ack_set(position[0], BitMap([each[1] for each in ids]))
+            cursor.ack_entries_of_ledger(position[0], BitMap([each[1] for each in ids]))
             for each in (model.whole(model.positions.index(one)) for one in ids):
                 if all(model.of[one] in (FREE, ACKED) for one in each):
                     model.ack(each)
