@@ -21,8 +21,8 @@ Rules
 - `settle_transactional_acks` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending
   in the transaction, an abort frees it.
 - Every way to acknowledge (`Cursor.ack`, `ack_entries_of_ledger`, `ack_messages_of_batch`, `ack_cumulative`) leaves out
-  what is pending, so that expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it,
-  and a commit that comes later has nothing to acknowledge.
+  what is pending, so that expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all
+  of it, and a commit that comes later has nothing to acknowledge.
 - A cursor without transactions has no PendingAcks: that costs one test in each question.
 Guarding tests: tests/broker/subscription/core/test_pending_acks.py (sets of messages, and an exhaustive walk),
 tests/broker/subscription/test_cursor_model.py (a crash at every write).

@@ -23,7 +23,7 @@ def asked(**state: Any) -> DeliveryProbe:
 
 def dispatcher(probe: DeliveryProbe, *, candidates: bool = True, read: Position = HERE, replay: int = 0) -> Any:
     policy = SimpleNamespace(candidates=[probe.member] if candidates else [])
-    return SimpleNamespace(policy=policy, read_position=read, replay_entries=replay)
+    return SimpleNamespace(policy=policy, read_position=read, redelivery_entry_count=replay)
 
 
 def test_while_the_pump_reads_or_moves_there_is_no_answer() -> None:

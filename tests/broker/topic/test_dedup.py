@@ -138,7 +138,7 @@ async def test_after_a_chunk_that_is_refused_the_rest_of_its_message_is_too_and_
         (connected,) = topic.producers
         quota = BacklogQuotaExceeded("full")
         if why == "quota":
-            connected.refuse(_chunk("p", 0, 0, b"0"), quota)
+            connected.refuse_entry(_chunk("p", 0, 0, b"0"), quota)
         else:
             connected.size_max = 2_000
             producer.frame(publish=_chunk("p", 0, 0, b"0" * 4_000))
@@ -159,7 +159,7 @@ async def test_after_a_chunk_that_is_refused_the_rest_of_its_message_is_too_and_
                 producer.frame(publish=_chunk("p", 3, 0, b"0"))
                 await producer.next("receipt")
             else:
-                connected.refuse(_chunk("p", 3, 0, b"0"), quota)
+                connected.refuse_entry(_chunk("p", 3, 0, b"0"), quota)
                 await producer.next("failed")
         producer.frame(publish=_chunk("p", 3, 1, b"1"))
         await producer.next("receipt")

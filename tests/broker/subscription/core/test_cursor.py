@@ -100,12 +100,12 @@ def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
     cursor.on_state_stored(version, mark)
     assert cursor.has_unstored_changes
     assert cursor.persisted_mark == (10, 0)
-    cursor.on_stored(cursor.version, cursor.mark)
+    cursor.on_state_stored(cursor.version, cursor.mark)
     assert not cursor.has_unstored_changes
     assert not cursor.ack(Position(10, 1)), "acknowledged twice"
     assert not cursor.has_unstored_changes
     with pytest.raises(AssertionError):
-        cursor.on_stored(cursor.version + 1, cursor.mark)
+        cursor.on_state_stored(cursor.version + 1, cursor.mark)
 
 
 def test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again() -> None:
