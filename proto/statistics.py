@@ -676,6 +676,7 @@ class BrokerSummary(Value, frozen=True):
     full: tuple[str, ...] = ()  # at most 50 topics that take no publishes, because of their backlog quota
     certificate_ends_ms: int = 0  # since the epoch: of the first certificate that it shows to others; 0: it has none
     draining: bool = False  # it gives away what it owns, and gets nothing
+    balances: bool = False  # it is the leader that balances the load of brokers, and the balance is on
 
 
 class DiedBroker(Value, frozen=True):

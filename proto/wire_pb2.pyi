@@ -1312,7 +1312,7 @@ class NamespaceSums(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topics: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ...) -> None: ...
 
 class BrokerSummary(_message.Message):
-    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full", "certificate_ends_ms", "draining")
+    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full", "certificate_ends_ms", "draining", "balances")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -1329,6 +1329,7 @@ class BrokerSummary(_message.Message):
     FULL_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    BALANCES_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     version: str
@@ -1345,7 +1346,8 @@ class BrokerSummary(_message.Message):
     full: _containers.RepeatedScalarFieldContainer[str]
     certificate_ends_ms: int
     draining: bool
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ..., certificate_ends_ms: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    balances: bool
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ..., certificate_ends_ms: _Optional[int] = ..., draining: bool = ..., balances: bool = ...) -> None: ...
 
 class BrokerSummariesReply(_message.Message):
     __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes", "metadata_certificate_ends_ms", "metadata_backup_ms", "metadata_backup_every_ms", "metadata_backup_failure", "metadata_refusal")

@@ -16,7 +16,8 @@ The hottest broker is paired with the coldest, the next with the next, while one
 in two pairs, so no target gets the bundles of all others at once. From each pair at most MOVES_PER_BROKER_MAX bundles
 move, so many that neither ends on the other side of the mean, and none that is small beside the first
 (MOVED_BUNDLE_SHARE_MIN). If none fits, the one that makes the pair most equal moves, provided that it closes
-GAP_CLOSED_SHARE_MIN of the gap. So one large bundle does not go to and fro.
+GAP_CLOSED_SHARE_MIN of the gap. So one large bundle does not go to and fro. It also moves if only crumbs fit that close
+no more of the gap, and the target is not hot afterwards: that is one pause, not four.
 
 A score cannot tell what one bundle costs. It is shared among the bundles of a broker by their loads; a bundle counts at
 its target as it does at the source, in proportion to what the two brokers do a point (`_points_at`): a slow broker gets
@@ -66,6 +67,8 @@ MOVED_BUNDLE_SHARE_MIN = 0.15
 the gap is closed by the next plan, if it is still worth it."""
 GAP_CLOSED_SHARE_MIN = 0.2
 """Share of the gap of a pair that a bundle must close if it takes one of the two to the other side of the mean."""
+COMPARABLE_LOAD_SHARE_MIN = 0.5
+"""Of the load of its source: what a target must carry, so that its score tells what a bundle costs there."""
 CARRIED_LOAD_RATIO_MAX = 4.0
 """Of the mean load of the others of its group: brokers may be so much faster than each other."""
 BUNDLE_OWNED_S_MIN = 60.0
@@ -163,6 +166,47 @@ def _carries_too_much(broker: _Averages, carried: float, others: int) -> bool:
     return others > 0 and load > CARRIED_LOAD_RATIO_MAX * (carried - load) / others
 
 
+class _Candidate(NamedTuple):
+    """A bundle that may move: the points that the source loses, and those that the target gains."""
+
+    points: float
+    gained: float
+    bundle: MovableBundle
+
+
+def _choose_together(candidates: Sequence[_Candidate], left: float, room: float, turns: int) -> list[_Candidate]:
+    """Returns at most `turns` candidates, the heaviest first, that take the source at most `left` points down and the
+    target at most `room` points up, without crumbs."""
+    chosen = list[_Candidate]()
+    for each in candidates:
+        if len(chosen) >= turns or (chosen and each.points < MOVED_BUNDLE_SHARE_MIN * chosen[0].points):
+            break
+        if each.points <= left and each.gained <= room:
+            chosen.append(each)
+            left, room = left - each.points, room - each.gained
+    return chosen
+
+
+def _closes(high: float, low: float, moved: Sequence[_Candidate]) -> float:
+    """Returns by how much the busier one of a pair is less busy after the moves; `high`, `low`: the scores before."""
+    return high - max(high - sum(each.points for each in moved), low + sum(each.gained for each in moved))
+
+
+def _choose_moves(
+    candidates: Sequence[_Candidate], high: float, low: float, mean: float, turns: int
+) -> list[_Candidate]:
+    """Returns what moves from a source whose score is `high` to a target whose score is `low`: what fits, or the one
+    bundle that closes most of the gap."""
+    fitting = _choose_together(candidates, high - mean, mean - low, turns)
+    single = max(candidates, key=lambda each: _closes(high, low, [each]))
+    is_crumb = not fitting or fitting[0].points < MOVED_BUNDLE_SHARE_MIN * single.points
+    heats_target = bool(fitting) and low + single.gained > mean * (1 + HOT_BROKER_SHARE)
+    if not is_crumb or heats_target:
+        return fitting
+    least = max(GAP_CLOSED_SHARE_MIN * (high - low), _closes(high, low, fitting))
+    return [single] if _closes(high, low, [single]) >= least else fitting
+
+
 class _Begun(NamedTuple):
     """A move that has begun. A broker that is forgotten and comes back meanwhile has other averages."""
 
@@ -245,15 +289,18 @@ class Balancer:
         sources = sorted(order, key=lambda each: (-each.slow, each.report.name))
         carried = sum(each.report.load for each in order)
         targets = [each for each in order if each.slow < mean and not _carries_too_much(each, carried, len(order) - 1)]
-        moves = list[Move]()
+        moves, given = list[Move](), set[str]()
         for source in sources:
             hot = source.slow > mean * (1 + HOT_BROKER_SHARE)
             cold = bool(targets) and targets[0].slow < mean * (1 - COLD_BROKER_SHARE)
             if not (hot or cold) or not targets or source.slow < IDLE_POINTS:
                 break
+            if source.report.name in given:
+                continue
             for at, target in enumerate(targets[:TRIED_TARGETS_MAX]):
                 if found := self._plan_pair(source, target, mean, now_s):
                     moves += found
+                    given.add(target.report.name)
                     del targets[at]
                     break
         return moves
@@ -264,27 +311,15 @@ class Balancer:
             return []
         turns = MOVES_PER_BROKER_MAX - max(self._on_its_way[each.report.name] for each in (source, target))
         candidates = [
-            (self._points_at(source, each.load), self._points_of(source, target, each.load), each)
+            _Candidate(self._points_at(source, each.load), self._points_of(source, target, each.load), each)
             for each in source.report.bundles if self._may_move(each, target, now_s)
         ]  # fmt: skip
-        candidates = [each for each in candidates if not costs_more_than_it_brings(each[2], each[0])]
-        candidates.sort(key=lambda each: (-each[0], each[2].path))
-        left, room, moves = high - mean, mean - target.slow, list[Move]()
+        candidates = [each for each in candidates if not costs_more_than_it_brings(each.bundle, each.points)]
+        candidates.sort(key=lambda each: (-each.points, each.bundle.path))
+        chosen = _choose_moves(candidates, high, target.slow, mean, turns) if candidates and turns > 0 else []
         ends = source.report.name, target.report.name
         why = f"{ends[0]} is {high:.0f} % busy, {ends[1]} {target.slow:.0f} %, all {mean:.0f} % in the mean"
-        for points, gained, bundle in candidates:
-            if len(moves) >= turns:
-                break
-            if moves and points < MOVED_BUNDLE_SHARE_MIN * moves[0].points:
-                break
-            if points <= left and gained <= room:
-                moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
-                left, room = left - points, room - gained
-        if not moves and turns > 0 and candidates:
-            points, gained, bundle = min(candidates, key=lambda each: max(high - each[0], target.slow + each[1]))
-            if high - max(high - points, target.slow + gained) >= GAP_CLOSED_SHARE_MIN * gap:
-                moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
-        return moves
+        return [self._begin(Move(each.bundle.path, *ends, each.points, why), each.gained) for each in chosen]
 
     def _may_move(self, bundle: MovableBundle, target: _Averages, now_s: float) -> bool:
         rest = self._rests.get(bundle.path)
@@ -300,8 +335,9 @@ class Balancer:
 
     def _points_of(self, source: _Averages, target: _Averages, load: float) -> float:
         """Returns by how much a bundle of the source will raise the target's score. A target that does too little to
-        tell counts as being as fast as the source."""
-        if target.report.load > load and target.slow >= IDLE_POINTS:
+        tell counts as being as fast as the source: most of its score may be what a broker needs without any load."""
+        least = max(load, COMPARABLE_LOAD_SHARE_MIN * source.report.load)
+        if target.report.load > least and target.slow >= IDLE_POINTS:
             return target.slow * load / target.report.load
         return self._points_at(source, load)
 

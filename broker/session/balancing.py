@@ -175,18 +175,20 @@ async def measure_load(broker: TopicManager) -> MeasuredLoad:
 
 async def describe_balance(broker: TopicManager, *, here: bool) -> BalanceStatus:
     """Returns what the automatic balance does, as the leader knows it. `here`, or without a leader: as this broker
-    knows it. Raises the error of the call if the leader does not answer, and the errors of the metadata."""
+    knows it; it is not on at a broker without a group, nor before the upgrade of the cluster is finished. Raises the
+    error of the call if the leader does not answer, and the errors of the metadata."""
     found = await get_readable_record(broker.metadata, paths.BALANCER, BalancerRecord)
     leader, state = "" if found is None else found[0].broker, broker.balancing
     if found is not None and leader != broker.name and not here:
         return await call_operation_at_broker(
             broker.world, found[0].endpoint, op.BALANCE_STATUS, timeout_s=ANSWER_TIMEOUT_S, here=True
         )
+    runs = bool(broker.config.share_group) and may_write_feature(Feature.BALANCER)
     balancer = state.balancer
     scores = [] if balancer is None else balancer.list_scores()
     moving = [] if balancer is None else balancer.list_moves()
     return BalanceStatus(
-        broker.balance == "on", leader, state.moves, state.failed,
+        runs and broker.balance == "on", leader, state.moves, state.failed,
         tuple(BrokerScore(name, round(score, 1), count) for name, score, count in scores),
         tuple(
             BundleMove(*(paths.parse_bundle_owner(each.path) or ("", "")), each.source, each.target,

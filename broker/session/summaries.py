@@ -403,6 +403,7 @@ class ClusterSummaries:
             tuple(_sums(name, each) for name, each in sorted(survey.namespaces.items())),
             rows("traffic"), rows("backlog"), rows("age"), broker.world.own_token_ends_ms(), survey.full,
             PROCESS_CERTIFICATES.find_first_end_ms(), me is not None and me.draining,
+            broker.balancing.balancer is not None,
         )  # fmt: skip
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:

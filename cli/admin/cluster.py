@@ -96,13 +96,14 @@ def status(session: CommandSession) -> None:
     alarms += find_certificate_alarms("the metadata service", summary.metadata_certificate_ends_ms, now_ms)
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
+    balancers = [each.name for each in summary.brokers if each.balances]
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.is_structured:
         session.out.print_document({
             "brokers": brokers, "silent": list(summary.silent), "late": list(summary.late),
             "died": [{"broker": each["name"], "endpoint": each["endpoint"], "seenMs": each["seen_ms"]}
                      for each in died],
-            "bookies": bookies,
+            "balancers": balancers, "bookies": bookies,
             "metadataDisk": {"totalBytes": summary.metadata_total_bytes, "freeBytes": summary.metadata_free_bytes},
             "metadataRefusal": summary.metadata_refusal,
             "metadataBackup": {"madeMs": made_ms, "everyMs": every_ms, "failure": summary.metadata_backup_failure},
@@ -113,6 +114,8 @@ def status(session: CommandSession) -> None:
         for each in away:
             click.echo(f"{'!' if each.needed else '-'} {each.text}  {each.command}\n")
         session.out.print_rows(brokers, BROKER_COLUMNS, empty="no brokers")
+        if balancers or len(brokers) > 1:
+            click.echo(describe_balancers(balancers))
         click.echo()
         session.out.print_rows(bookies, BOOKIE_COLUMNS, empty="no bookies")
         if backlogs:
@@ -128,6 +131,14 @@ def status(session: CommandSession) -> None:
             click.echo("All is well.")
     if any(each.needed for each in alarms):
         sys.exit(FAILED)
+
+
+def describe_balancers(balancers: Sequence[str]) -> str:
+    """Returns the line of `status` that says whether brokers balance their load. `balancers`: the leaders that the
+    brokers name; two while one does not know yet that its session has ended."""
+    if not balancers:
+        return "No broker balances their load: the balance is off, or no leader is elected yet."
+    return f"Brokers balance their load; the leader is {' and '.join(sorted(balancers))}."
 
 
 def read_summary(session: CommandSession) -> ClusterSummary:

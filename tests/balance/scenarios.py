@@ -96,9 +96,26 @@ def run_restart(seed: int, brokers: int, bundles: int, rule: MovesBundles) -> Fi
     return {"moves_a_bundle": sum(moved) / bundles, "most_moves": max(moved), "max_to_mean": cluster.max_to_mean()}
 
 
+def run_skew(seed: int, brokers: int, bundles: int, rule: MovesBundles) -> Figures:
+    """Every fourth of eight bundles a broker has ten times the load of another, and one broker has all of these: 15
+    minutes later? Each broker needs two points for itself."""
+    weights = [1.0 if at % 4 else 10.0 for at in range(8 * brokers)]
+    cluster = BalanceSimulation(
+        seed, brokers=brokers, bundles=len(weights), rule=rule, noise=0.05, weights=weights, own_points=2.0
+    )
+    first = cluster.brokers["b0"]
+    for each in cluster.bundles[::4]:
+        assert each.owner is not None
+        each.owner.remove(each)
+        first.add(each, cluster.now_s)
+    before = cluster.max_to_mean()
+    cluster.run(900.0)
+    return {"before": before, "max_to_mean": cluster.max_to_mean()} | _moves(cluster)
+
+
 SCENARIOS: Mapping[str, Callable[[int, int, int, MovesBundles], Figures]] = {
     "start": run_start, "noise": run_noise, "wave": run_wave, "bursts": run_bursts, "deaths": run_deaths,
-    "joins": run_joins, "restart": run_restart,
+    "joins": run_joins, "restart": run_restart, "skew": run_skew,
 }  # fmt: skip
 RULES: Mapping[str, Callable[[], MovesBundles]] = {
     "balancer": Balancer, "threshold-shedder": ThresholdShedder, "first-asked": FirstAsked,

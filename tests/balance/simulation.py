@@ -163,15 +163,17 @@ class Ended(NamedTuple):
 
 
 class BalanceSimulation:
-    """The cluster. `noise`: standard deviation of each reported number, as a share of it."""
+    """The cluster. `noise`: standard deviation of each reported number, as a share of it; `weights`: the shares of the
+    load, in the order of the bundles, instead of Zipf's law over brokers of two speeds; `own_points`: what each broker
+    needs without any load."""
 
     def __init__(
         self, seed: int, *, brokers: int, bundles: int, rule: MovesBundles | None = None, noise: float = 0.0,
-        wave: float = 0.0,
+        wave: float = 0.0, weights: Sequence[float] = (), own_points: float = 0.0,
     ) -> None:  # fmt: skip
         self.rng = random.Random(seed)
         self.rule: MovesBundles = Balancer() if rule is None else rule
-        self.noise, self.wave = noise, wave
+        self.noise, self.wave, self.own_points = noise, wave, own_points
         self.now_s = 0.0
         self.moves = 0  # by the rule
         self.drained = 0  # by drains and deaths
@@ -180,18 +182,23 @@ class BalanceSimulation:
         self.bursts: list[tuple[float, int]] = []
         self.placement = BundlePlacement(self.rng)
         for at in range(brokers):
-            self.add_broker(f"b{at}", 1.0 if at % 5 else 0.5)
-        weights = [(at + 1) ** -ZIPF for at in range(bundles)]
-        for _ in range(20):  # a cap lowers the mean, which lowers the cap
-            most = 0.25 * sum(weights) / brokers
-            weights = [min(each, most) for each in weights]
+            self.add_broker(f"b{at}", 1.0 if at % 5 or weights else 0.5)
+        if not weights:
+            weights = self._zipf(bundles)
         unit = MEAN_POINTS / 100 * sum(each.speed for each in self.brokers.values()) / sum(weights)
         self.heaviest = 2 * max(weights) * unit
-        self.rng.shuffle(weights)
         self.bundles = [SimulatedBundle(at, each * unit, self.rng.randrange(PHASES)) for at, each in enumerate(weights)]
         names = list(self.brokers.values())
         for each in self.bundles:
             self.rng.choice(names).add(each, self.now_s)
+
+    def _zipf(self, bundles: int) -> list[float]:
+        weights = [(at + 1) ** -ZIPF for at in range(bundles)]
+        for _ in range(20):  # a cap lowers the mean, which lowers the cap
+            most = 0.25 * sum(weights) / len(self.brokers)
+            weights = [min(each, most) for each in weights]
+        self.rng.shuffle(weights)
+        return weights
 
     # ---------------------------------------------------------------------------------------------- what happens
 
@@ -282,7 +289,7 @@ class BalanceSimulation:
 
     def _report(self, broker: SimulatedBroker) -> BrokerLoad:
         noise = lambda: max(0.0, 1 + self.rng.gauss(0, self.noise)) if self.noise else 1.0
-        current = min(100.0, 100 * self.utilisation(broker) * noise()), self._load(broker)
+        current = min(100.0, (self.own_points + 100 * self.utilisation(broker)) * noise()), self._load(broker)
         late = broker.told is not None and self.rng.random() < 0.5
         (score, load), broker.told = broker.told if late and broker.told else current, current
         if self.now_s - broker.listed_s >= REPORTED_S:

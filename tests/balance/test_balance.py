@@ -66,8 +66,16 @@ def test_a_rolling_restart_moves_a_bundle_twice_at_most_in_the_mean() -> None:
     assert SCENARIOS["restart"](1, 20, 2_000, Balancer())["moves_a_bundle"] <= 2
 
 
+def test_a_skew_of_ten_to_one_over_four_brokers_is_balanced_in_about_eight_moves() -> None:
+    found = [SCENARIOS["skew"](seed, 4, 32, Balancer()) for seed in range(20)]
+    assert min(each["before"] for each in found) > 3
+    assert max(each["max_to_mean"] for each in found) <= 1.25
+    assert round(sum(each["moves"] for each in found) / len(found)) <= 8
+
+
 class Watched(Balancer):
-    """Checks each plan: no broker has more on its way than it may, no bundle moves that rests or is on its way."""
+    """Checks each plan: no broker has more on its way than it may, none gives and gets, no bundle moves that rests or
+    is on its way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,6 +90,7 @@ class Watched(Balancer):
             assert each.source != each.target
             assert each.points > 0
             self.moving[each.path] = each
+        assert {each.source for each in moves}.isdisjoint(each.target for each in moves)
         for ends in (Counter(each.source for each in self.moving.values()),
                      Counter(each.target for each in self.moving.values())):  # fmt: skip
             assert max(ends.values(), default=0) <= MOVES_PER_BROKER_MAX
@@ -144,6 +153,38 @@ def test_what_is_left_of_a_gap_is_not_filled_with_crumbs() -> None:
     balancer = Balancer()
     moves = balancer.plan_moves(feed(balancer, report("hot", 20.0, 20.0, 20.0, *[3.5] * 10), report("cold", 42.0)))
     assert [round(each.points, 1) for each in moves] == [20.0, 3.5], "that is no crumb"
+
+
+def test_one_bundle_moves_rather_than_crumbs_that_close_no_more_of_the_gap() -> None:
+    balancer = Balancer()
+    moves = balancer.plan_moves(feed(balancer, report("hot", *[8.0] * 3, *[0.8] * 5), report("cold", *[8.0] * 2)))
+    assert [each.points for each in moves] == [8.0], "it closes 4 of 12, four crumbs close 3.2"
+    balancer = Balancer()
+    moves = balancer.plan_moves(feed(balancer, report("hot", *[9.0] * 2, *[1.2] * 5), report("cold", *[6.0] * 2)))
+    assert [round(each.points, 1) for each in moves] == [1.2] * 4, "it closes 3 of 12, four crumbs close 4.8"
+    balancer = Balancer()
+    moves = balancer.plan_moves(feed(balancer, report("hot", *[8.0] * 3, *[2.0] * 2), report("cold", *[8.0] * 2)))
+    assert [each.points for each in moves] == [2.0, 2.0], "these are no crumbs"
+    balancer = Balancer()
+    moves = balancer.plan_moves(feed(balancer, report("hot", *[14.0] * 3, *[1.0] * 8), report("cold", *[10.0] * 2)))
+    assert [round(each.points, 1) for each in moves] == [14.0], "35 is the mean, and 34 is not hot"
+    balancer = Balancer()
+    moves = balancer.plan_moves(feed(balancer, report("hot", 27.0, *[3.0] * 11), report("cold", *[10.0] * 2)))
+    assert [round(each.points, 1) for each in moves] == [3.0] * 4, "40 is the mean, and 47 is hot"
+
+
+def test_a_broker_that_gets_a_bundle_gives_none_in_the_same_plan() -> None:
+    balancer = Balancer()
+    got, idle = report("got", *[1.0] * 10), report("idle", *[1.0] * 11)
+    moves = balancer.plan_moves(feed(balancer, report("hot", *[20.0] * 3), report("mean", *[1.0] * 27), got, idle))
+    assert [(each.source, each.target) for each in moves] == [("hot", "got")], "it is above the mean then"
+
+
+def test_the_score_of_a_broker_that_carries_little_does_not_tell_what_a_bundle_costs_there() -> None:
+    balancer = Balancer()
+    little = report("cold", *[1.0] * 10, score=20.0)  # half of it is what a broker needs without any load
+    moves = balancer.plan_moves(feed(balancer, report("hot", *[5.0] * 11), little))
+    assert [round(each.points, 1) for each in moves] == [5.0] * 3, "by its score it could take one"
 
 
 def test_one_large_bundle_does_not_go_to_and_fro() -> None:

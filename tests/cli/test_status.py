@@ -255,6 +255,12 @@ def test_a_bookie_that_is_away_and_that_no_ledger_names_can_wait() -> None:
     assert alarms(bookies=[bookie(), gone | {"ledgers": 1}])[0][1]
 
 
+def test_one_line_says_whether_brokers_balance_their_load_and_who_leads() -> None:
+    assert cluster.describe_balancers(["one"]) == "Brokers balance their load; the leader is one."
+    assert cluster.describe_balancers(["two", "one"]).endswith("the leader is one and two.")
+    assert cluster.describe_balancers([]).startswith("No broker balances their load: ")
+
+
 def test_that_the_metadata_does_not_answer_is_said_with_the_time_since_when() -> None:
     assert find_metadata_alarms(0, NOW_MS) == []
     (found,) = find_metadata_alarms(NOW_MS - 61_000, NOW_MS)

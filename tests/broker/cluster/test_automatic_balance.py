@@ -399,9 +399,26 @@ async def test_any_broker_tells_what_the_leader_does(tmp_path: Path, monkeypatch
             go_on.set()
             await found.moves.drain()
             assert (await admin.balance_status()).moving == ()
+            told_of = (await admin.broker_summaries()).brokers
+            assert {each.name: each.balances for each in told_of} == {"first": True, "second": False, "third": False}
+            await admin.change_setting(name="balance", value="off")
+            await found.checks(1)
+            assert not any(each.balances for each in (await admin.broker_summaries()).brokers)
         record, _ = (await get_record(manager.metadata, paths.BALANCER, BalancerRecord)) or (None, 0)
         assert record is not None
         assert (record.broker, record.endpoint) == ("first", str(found.brokers["first"].endpoint))
+
+
+async def test_the_balance_is_not_on_where_no_broker_has_a_group_or_the_upgrade_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        alone = await running.add_broker(name="alone")
+        assert not (await describe_balance(alone.topic_manager, here=False)).is_on
+        grouped = await running.add_broker(name="grouped", share_group="all")
+        assert (await describe_balance(grouped.topic_manager, here=False)).is_on
+        monkeypatch.setattr(balancing, "may_write_feature", lambda feature: False)
+        assert not (await describe_balance(grouped.topic_manager, here=False)).is_on
 
 
 async def test_a_broker_is_as_busy_as_its_processor_its_link_or_its_memory(
