@@ -242,17 +242,16 @@ def check_room(place: str, free_bytes: int, wanted_bytes: int) -> None:
 def list_copies(folder: str, cluster: str) -> list[ScheduledCopy]:
     """Returns the scheduled copies of the cluster in a folder, the oldest first; [] if there is no folder. A file that
     has such a name and is not a metadata file is left out. Raises OSError."""
-    pattern = re.compile(rf"metadata-{re.escape(cluster)}-([0-9]{{8,18}})\.backup")
     found = []
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
     for name in names:
-        match = pattern.fullmatch(name)
+        match = re.fullmatch(r"metadata-(.*)-([0-9]{8,18})\.backup", name)
         path = os.path.join(folder, name)
-        if match is not None and _is_metadata_file(path):
-            found.append(ScheduledCopy(int(match[1]), path, os.stat(path).st_mtime_ns // 1_000_000))
+        if match is not None and match[1] == cluster and _is_metadata_file(path):
+            found.append(ScheduledCopy(int(match[2]), path, os.stat(path).st_mtime_ns // 1_000_000))
     return sorted(found)
 
 

@@ -195,13 +195,14 @@ def test_answers_follow_each_other_in_a_pipe(kind: str, between: str, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("2s", 2.0), ("500ms", 0.5), ("1m", 60.0), ("3", 3.0), ("0.5", 0.5), ("1.5s", 1.5)]
+    ("text", "seconds"),
+    [("2s", 2.0), ("500ms", 0.5), ("1m", 60.0), ("1h", 3600.0), ("3", 3.0), ("0.5", 0.5), ("1.5s", 1.5)],
 )
 def test_a_time_between_answers(text: str, seconds: float) -> None:
     assert Interval().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1h", "s", "nan", "1e3", "50ms", "2 s s"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "1y", "s", "nan", "1e3", "50ms", "2 s s"])
 def test_what_is_no_time_between_answers(text: str) -> None:
     with pytest.raises(click.UsageError):
         Interval().convert(text, None, None)

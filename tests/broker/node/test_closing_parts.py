@@ -59,7 +59,8 @@ async def test_a_subscription_stores_its_cursor_whichever_of_its_parts_cannot_be
         await client.subscribe(TOPIC, "s", ConsumerType.Shared, filter="message.producer = 'old'")
         topic = await broker.topic_manager.load_topic(TopicName.parse(TOPIC))
         subscription = topic.find_subscription("s")
-    ends = dict.fromkeys(("pump", "filtering", "dead_letters"), "wait_stopped") | {"delayed": "close", "store": "close"}
+    stopped = dict.fromkeys(("pump", "filtering", "dead_letters"), "wait_stopped")
+    ends = {"delayed": "close", **stopped, "store": "close"}
     for name, end in ends.items():
         Part(monkeypatch, subscription, name, end, called, broken)
     with pytest.raises(ZeroDivisionError, match=broken):
