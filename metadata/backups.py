@@ -33,7 +33,6 @@ import errno
 import logging
 import os
 import re
-import shutil
 import stat
 from functools import partial
 from pathlib import PurePath
@@ -295,6 +294,8 @@ def _place_copy(scratch: str, folder: str, cluster: str) -> str:
 def _copy_to_other_disk(scratch: str, path: str) -> None:
     """Writes the copy `scratch` to the path on another disk, and deletes `scratch`. Deletes what was written if that
     fails."""
+    import shutil  # here: it loads compressors
+
     unfinished = f"{path}.partial"
     try:
         remove_copy(unfinished)

@@ -25,7 +25,6 @@ import asyncio
 import contextvars
 import os
 import re
-import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -749,6 +748,8 @@ def _keep_old_file(target: str) -> str:
 
 def _copy(source: str, to: str) -> None:
     """Copies the metadata file `source` and its write-ahead log to the path `to`."""
+    import shutil  # here: it loads compressors
+
     remove_store_files(to)
     create_private_file(to)
     shutil.copyfile(source, to)

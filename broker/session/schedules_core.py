@@ -36,7 +36,6 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 from ...metadata.records import Schedule
 from ...proto.errors import InvalidRequest
@@ -157,6 +156,8 @@ def _wrong(field: _Field, word: str, why: str) -> InvalidRequest:
 def find_time_zone(name: str) -> tzinfo:
     """Returns the time zone of that name. Raises InvalidRequest if the database of time zones of this machine does not
     have it. UTC needs no database."""
+    from zoneinfo import ZoneInfo  # here: few brokers have schedules, and all would load it as they start
+
     try:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (OSError, ValueError, KeyError) as error:  # that of zoneinfo is a KeyError
