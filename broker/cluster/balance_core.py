@@ -72,7 +72,7 @@ COMPARABLE_LOAD_SHARE_MIN = 0.5
 CARRIED_LOAD_RATIO_MAX = 4.0
 """Of the mean load of the others of its group: brokers may be so much faster than each other."""
 BUNDLE_OWNED_S_MIN = 60.0
-"""A bundle stays at its owner for so long, whoever gave it to the owner: a leader does not know of moves before it."""
+"""A bundle stays at its owner for so long, whichever broker gave it: a leader does not know of moves before it."""
 MOVED_BUNDLE_REST_S = 600.0
 REST_DOUBLED_MAX = 4
 MOVES_FORGOTTEN_S = 24 * 3600.0

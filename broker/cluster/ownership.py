@@ -194,7 +194,7 @@ async def cancel_broker_drain(store: MetadataStore, name: str) -> bool:
 
 
 DEAD_BROKER_RECORDS_MAX = 100
-"""The largest number of records of brokers that are not registered. Each is one more read for whoever is asked."""
+"""The largest number of records of brokers that are not registered. Each is one more read for a broker."""
 
 
 async def list_dead_brokers(store: MetadataStore, started: Sequence[str], registered: Sequence[BrokerRecord]) -> (
@@ -516,7 +516,7 @@ class Ownership:
             try:
                 if not self.lost and await self._reclaim_path(path):
                     self._owned[path] = self._clock.monotonic()
-            except MagnetarError as error:  # whoever is asked for the bundle next decides
+            except MagnetarError as error:  # the broker that is asked for the bundle next decides
                 _LOG.warning("bundle %s is neither unloaded nor taken again: %s", path, error)
             raise
 

@@ -225,7 +225,7 @@ class BrokerOptions(NamedTuple):
 
 
 LISTENER_OPTIONS = ("listen", "pulsar_listen", "http_listen")
-PRELOADED_MODULES = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics")
+PRELOADED_MODULES = ("broker.server", "metadata.remote", "runtime.config", "cli.run.metrics")
 """Modules that the processes of several brokers import: once, in the parent."""
 
 

@@ -230,7 +230,7 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
         return first.pop("url"), {**first, "id": ids, "data": given.folder, "processes": count}
 
     processes.preload_modules(
-        "bookie.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics"
+        "bookie.server", "metadata.remote", "runtime.config", "cli.run.metrics"
     )
     try:
         return processes.run_process_tiers([specs], said, log_level, log_format)
