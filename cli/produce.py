@@ -399,15 +399,14 @@ def format_message(template: str, message: Message, *, raw: bool = False) -> str
     """Returns `template` with its fields replaced by the values of the message, and its escapes (`\\n`, `\\t`) replaced
     by the characters that they mean. Braces in a value are not replaced again. `raw`: control characters of a value are
     not escaped on a terminal."""
-    from datetime import UTC, datetime
-
+    from ..proto.pulsar_json import time_to_json
     from .common.output import make_printed_message, make_terminal_text
 
     found = make_printed_message(message)
     values: dict[str, Callable[[], str]] = {
         "data": lambda: found.payload.decode("utf-8", "backslashreplace"), "key": lambda: found.key,
         "id": lambda: found.message_id, "topic": lambda: found.topic,
-        "time": lambda: datetime.fromtimestamp(found.publish_time_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "time": lambda: time_to_json(found.publish_time_ms).replace("Z", "+00:00"),
         "properties": lambda: ",".join(f"{name}={value}" for name, value in found.properties.items()),
         "redeliveries": lambda: str(found.redelivery_count),
     }  # fmt: skip

@@ -75,8 +75,8 @@ async def _walk(store: MetadataStore, prefix: str) -> AsyncIterator[ExportedNode
 
 def parse_export(lines: Iterable[bytes], where: str) -> tuple[ExportHead, list[PutNode]]:
     """Parses an export. Returns (its head, the operations with which `import_tree` writes its nodes). Raises
-    InvalidRequest if the export is malformed or not complete; the error names the line, or the path of a node that no
-    store accepts. Raises NewerFormat if a later Magnetar wrote it. `where`: the name of the file, for errors."""
+    InvalidRequest if the export is malformed or not complete; the error names the line. Raises NewerFormat if a later
+    Magnetar wrote it. `where`: the name of the file, for errors."""
     numbered = enumerate(lines, 1)
     try:
         _, first = next(numbered)
@@ -96,9 +96,9 @@ def _parse_node(line: bytes, where: str) -> PutNode:
     try:
         node = msgspec.json.decode(line, type=ExportedNode)
         put = PutNode(node.path, base64.b64decode(node.value, validate=True), NODE_ABSENT)
-    except (msgspec.MsgspecError, ValueError) as error:
+        check_operations([put])
+    except (msgspec.MsgspecError, ValueError, InvalidRequest) as error:
         raise InvalidRequest(f"{where} is no node: {error}") from error
-    check_operations([put])
     return put
 
 

@@ -44,9 +44,13 @@ def pick_fields(table: FieldTable, found: object, names: str) -> dict[str, Any]:
 
 
 def time_to_json(milliseconds: int) -> str:
-    """Returns a time, in ms since the epoch, as ISO 8601 in UTC: "2025-10-09T08:53:20.000Z". Raises ValueError or
-    OverflowError for a time that is not in the years 1 to 9999."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Returns a time, in ms since the epoch, as ISO 8601 in UTC: "2025-10-09T08:53:20.000Z"; a time that is not in the
+    years 1 to 9999 as its number of ms, because a client may write any time into a message."""
+    try:
+        found = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(milliseconds)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 TOPIC_FIELDS = _table({

@@ -381,7 +381,7 @@ class TransactionAdminService:
         await coordinator.remove_participant(txn, TopicName.parse(request.topic).full)
 
     async def topic_transaction(self, request: wire.TopicTransactionRequest, context: CallContext) -> TransactionHere:
-        topic = await self._broker.load_topic(TopicName.parse(request.topic))
+        topic = await self._broker.load_topic(TopicName.parse(request.topic), create=False)
         return summaries.collect_transaction_stats(topic, parse_txn_id(request.txn))
 
 

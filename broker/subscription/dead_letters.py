@@ -45,7 +45,7 @@ from msgspec.structs import replace
 
 from ...proto.applied import AppliedPolicies
 from ...proto.entry import parse_header, parse_stored_head
-from ...proto.errors import CorruptEntry, DataLost, MagnetarError, Unavailable
+from ...proto.errors import CorruptEntry, DataLost, InvalidRequest, MagnetarError, Unavailable
 from ...proto.names import Position, TopicName
 from ...proto.states import Failure
 from ...runtime.clock import Clock
@@ -138,16 +138,15 @@ async def find_whole_message(
 async def find_chunks_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
     """Returns the complete chunked messages of which some chunks are at or before `mark`, and some are after it.
     Searches only the messages of the entry at the mark, and of the entries after it that one read returns. A message
-    with a lost or missing chunk is not complete. Raises Unavailable if bookies do not answer; InvalidRequest if an
-    entry was trimmed meanwhile; CorruptEntry if the head of an entry cannot be parsed."""
+    with a lost, missing, trimmed or unreadable chunk is not complete. Raises Unavailable if bookies do not answer."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.has_visible_entry(mark) and shape.skipped_lost_range_end(mark) is None:
-        with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
+        with suppress(DataLost, InvalidRequest):  # a message of which a chunk is gone is not whole: no mark divides it
             entries += [await log.reader.read_entry(mark)]
     following = shape.next_unskipped_position(shape.position_after(mark))
     if shape.has_visible_entry(following):
-        with suppress(DataLost):
+        with suppress(DataLost, InvalidRequest):
             entries += await log.reader.read(following, LOG_READ_BYTES)
     for entry in entries:
         if not entry.chunk_of or entry.chunk_of in seen or budget.left <= 0:
@@ -155,7 +154,7 @@ async def find_chunks_across_mark(log: ReadableLog, mark: Position) -> list[Mess
         seen.add(entry.chunk_of)
         try:
             run = await find_whole_message(log, entry, Position(-1, -1), log.world.clock.wall_ms(), budget)
-        except (Unavailable, DataLost):
+        except (Unavailable, DataLost, InvalidRequest):
             continue  # the rest is not here yet, or never will be
         if run is not None and run.places[0] <= mark < run.places[-1]:
             runs.append(run)

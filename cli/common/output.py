@@ -478,14 +478,11 @@ def print_consumed_message(
 
 def _describe_message(message: PrintedMessage) -> str:
     """Returns what `-o wide` prints before the payload: the id, the publish time, the key and the properties."""
-    from datetime import UTC, datetime
+    from ...proto.pulsar_json import time_to_json
 
-    try:
-        time = datetime.fromtimestamp(message.publish_time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError):  # a client may write any number
-        time = str(message.publish_time_ms)
     named = {**({"key": message.key} if message.key else {}), **message.properties}
-    cells = (message.message_id, time.replace("+00:00", "Z"), *(f"{name}={value}" for name, value in named.items()))
+    sent = time_to_json(message.publish_time_ms)
+    cells = (message.message_id, sent, *(f"{name}={value}" for name, value in named.items()))
     return escape_controls("  ".join(cells)) + "  "
 
 

@@ -49,7 +49,7 @@ class FakeMessage:
         return {}
 
     def publish_timestamp(self) -> int:
-        return 0
+        return self._printed.publish_time_ms
 
     def redelivery_count(self) -> int:
         return 0
@@ -71,3 +71,11 @@ def test_a_payload_does_not_reach_a_terminal_with_what_it_would_obey(
     assert capsys.readouterr().out == f"{shown}\n"
     found = FakeMessage(message)
     assert format_message("{data}\\r", found, raw=raw) == f"{shown}\r"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("time_ms", "shown"), [
+    (1_760_000_000_123, "2025-10-09T08:53:20.123+00:00"), (1 << 62, str(1 << 62)),
+])  # fmt: skip
+def test_a_time_of_a_client_that_no_calendar_has_is_shown_as_its_number(time_ms: int, shown: str) -> None:
+    found = FakeMessage(PrintedMessage("t", "1:2", "", {}, time_ms, 0, b""))
+    assert format_message("{time}", found) == shown  # type: ignore[arg-type]

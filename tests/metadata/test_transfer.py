@@ -105,6 +105,8 @@ async def test_a_file_that_is_cut_or_of_another_kind_is_refused_before_anything_
     for each in wrong:
         with pytest.raises(InvalidRequest):
             parse_export(each, "export")
+    with pytest.raises(InvalidRequest, match="export, line 2"):
+        parse_export([lines[0], b'{"path":"a","value":""}', lines[-1]], "export")
     with pytest.raises(NewerFormat):
         parse_export([lines[0].replace(b'"format":1', b'"format":2'), *lines[1:]], "export")
     assert parse_export(lines, "export")[1][-1] == PutNode(paths.CLUSTER, CLUSTER, -1)

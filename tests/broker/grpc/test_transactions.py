@@ -178,6 +178,14 @@ async def test_a_topic_that_is_gone_has_nothing_to_settle(client: Client, settle
     assert settled.told == []
 
 
+async def test_a_question_about_a_transaction_at_a_missing_topic_creates_none(client: Client) -> None:
+    txn = await client.begin()
+    with pytest.raises(NotFound):
+        await client.call("TopicTransaction", wire.TopicTransactionRequest(topic=TOPIC, txn=_wire(txn)), "Admin")
+    assert TOPIC not in client.broker.topics
+
+
+
 async def test_after_a_crash_what_was_decided_is_settled_and_the_rest_aborted(
     running: Cluster, client: Client, settled: Settled
 ) -> None:

@@ -17,6 +17,7 @@ from magnetar.client.model.settings import CompressionType, ConsumerType, Initia
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
+from magnetar.proto.errors import CorruptEntry, InvalidRequest, MagnetarError
 from magnetar.proto.names import Position
 from tests.support.cluster import Cluster, TestProducer, cluster
 from tests.support.steps import take_until_quiet
@@ -219,3 +220,23 @@ async def test_a_skip_among_chunks_of_very_many_messages_reads_a_bounded_number_
     monkeypatch.setattr(type(log.reader), "read", lambda reader, *of, **more: counted(*of, **more))
     assert await whole_messages.find_remaining_chunks(log, Position(log.shape.tail_span.ledger_id, 200)) == []
     assert 1_000 < read < 5_000, "without a bound it is half of the square: 80,000"
+
+
+@pytest.mark.parametrize("error", [CorruptEntry("its head is no metadata"), InvalidRequest("it was trimmed")])
+@pytest.mark.parametrize("at_mark", [True, False], ids=["read at the mark", "search of the rest"])
+async def test_an_entry_that_cannot_be_read_does_not_end_a_skip(
+    at: At, error: MagnetarError, at_mark: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expiry would end at it in each round, and messages after it would never expire."""
+    await (await at.consumer()).close()
+    (big,) = await at.send(BIG)
+    log = at.running.brokers[0].topics[TOPIC].shown
+
+    async def refuse(*of: Any) -> Any:
+        raise error
+
+    if at_mark:
+        monkeypatch.setattr(type(log.reader), "read_entry", refuse)
+    else:
+        monkeypatch.setattr(whole_messages, "find_whole_message", refuse)
+    assert await whole_messages.find_remaining_chunks(log, big.position()) == []
