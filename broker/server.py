@@ -41,6 +41,7 @@ from ..runtime.network import (
     World,
 )
 from ..runtime.tasks import Supervisor
+from .cluster.balance_core import BALANCE_CHECK_INTERVAL_S
 from .cluster.ownership import SERVER_LISTS_REFRESH_S
 from .common.config import BrokerConfig
 from .common.retry import LogThrottle
@@ -50,7 +51,6 @@ from .grpc.connection import BrokerService
 from .node.load_turns import MEMORY_MEASURE_INTERVAL_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
-from .session.balancing import AutomaticBalancer
 from .session.schedules import ScheduleRunner
 from .subscription.core.subscription_types import ENTRY_POINT_GROUP, load_installed_types
 from .topic.topic import Topic
@@ -158,7 +158,7 @@ class Broker:
         self.background.start_supervised("broker-schedules", self.schedules.run)
         self.background.start_supervised("broker-schedules-watch", self.schedules.follow_schedules)
         if config.share_group:
-            self.background.start_supervised("broker-balancer", AutomaticBalancer(self.topic_manager).run)
+            self.background.start_supervised("broker-balancer", self._balance_load)
         if config.state_memory_bytes:
             self.background.start_supervised("broker-memory", self._measure_memory)
 
@@ -227,6 +227,24 @@ class Broker:
                 await self.topic_manager.report_load(round(busy))
             except MagnetarError as error:
                 _LOG.info("the load of this broker is not reported: %s", error)
+
+    async def _balance_load(self) -> None:
+        """Takes part in the balance of load, from the time on that another broker is registered: until then it has no
+        use, and its modules, which load the administration, cost every start."""
+        await self._wait_for_other_broker()
+        await self._world.workers.load(f"{__package__}.session.balancing")
+        from .session.balancing import AutomaticBalancer
+
+        await AutomaticBalancer(self.topic_manager).run()
+
+    async def _wait_for_other_broker(self) -> None:
+        while True:
+            try:
+                if any(each.name != self.name for each in await self.topic_manager.list_brokers()):
+                    return
+            except MagnetarError as error:
+                _LOG.debug("whether there are other brokers is not known: %s", error)
+            await asyncio.sleep(BALANCE_CHECK_INTERVAL_S)
 
     async def _follow_orders(self) -> None:
         throttle = LogThrottle(self._world.clock)
