@@ -32,6 +32,7 @@ from ..runtime.network import Endpoint, RunningPeerServer, World
 from ..runtime.tasks import Supervisor, run_to_end
 from .format.journal import DamagedFile
 from .maintenance.garbage import CompactionSchedule, GarbageCollector, GracePeriod
+from .maintenance.labels import LedgerLabels
 from .maintenance.repair import RepairSupervisor
 from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
 from .maintenance.restore import LimboRestorer, read_largest_allocated_ledger
@@ -138,6 +139,7 @@ class Bookie:
         self._serving: RunningPeerServer
         self._notes: JournalPositionRecorder
         self._upkeep: DiskMonitor
+        self._labels: LedgerLabels
         self._schedule: CompactionSchedule
         self._collector: GarbageCollector
         self._mender: EntryRepairer
@@ -194,6 +196,7 @@ class Bookie:
         self._memory.here = self._highest
         self._make_parts()
         try:
+            await self._labels.load()
             await identity.record_bookie_start(
                 world, self._registration.metadata, config.data, self._identity, self._store.journal_position
             )
@@ -231,6 +234,9 @@ class Bookie:
             config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s,
             config.gc_full_share,
         )  # fmt: skip
+        self._labels = LedgerLabels(
+            self._world, config.data, self._identity.uuid, lambda: self._registration.metadata
+        )
         self._schedule = CompactionSchedule(
             self._world, config.data, config.gc_interval_s, config.gc_minor_interval_s, config.gc_major_interval_s
         )
@@ -239,6 +245,7 @@ class Bookie:
             GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.is_read_only,
             lambda: self._went_back + self._notes.went_back, lambda: self._notes.compare_stored_position(),
+            self._labels.run_pass,
         )  # fmt: skip
         self._limbo = LimboRestorer(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
@@ -259,7 +266,7 @@ class Bookie:
             held_bytes_max=config.held_bytes_max, reads_max=config.reads_max,
             reads_bytes_max=config.reads_bytes_max, read_bytes_max=config.store.read_bytes_max,
             metadata=lambda: self._registration.metadata, on_admin=self._answer_admin,
-            slow_down=lambda pressed: self._serving.receive_slowly(pressed),
+            slow_down=lambda pressed: self._serving.receive_slowly(pressed), add_label=self._labels.add_label,
         )  # fmt: skip
         self._notes = JournalPositionRecorder(
             self._store, lambda: self._registration.metadata, self._identity,
@@ -309,6 +316,7 @@ class Bookie:
         if self._admin is not None:
             await self._admin.close()
         await self._scrubber.close()
+        await self._labels.close()
         await self._schedule.close()
         await self._memory.close()
         await self._store.close()
@@ -339,7 +347,7 @@ class Bookie:
         }  # fmt: skip
         parts = (
             self._store, self._service, self._collector, self._limbo, self._scrubber, self._repair, self.background,
-            self._registration,
+            self._registration, self._labels,
         )  # fmt: skip
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 

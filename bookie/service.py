@@ -39,6 +39,8 @@ the first request of a ledger waits here until the record was read; the next one
 | is missing, and the tree has no counter of ids at all | is done: no ledger was ever made through this metadata |
 | cannot be read | BUSY, nothing was done: the client asks again |
 
+The request waits, too, until what the record says is stored beside the data (bookie/maintenance/labels.py).
+
 So a stranger takes no id before its owner does, and creates no descriptor without an owner. A refusal is not
 remembered: a request that comes before its id was given out is refused, and a later one is not.
 
@@ -87,6 +89,14 @@ LOOKUP_TIMEOUT_S = 5.0
 """Seconds to wait for the metadata; then the request is answered with BUSY. A writer waits as long for an add
 (`LedgerConfig.add_timeout_s`) before it counts the bookie as failed."""
 
+AddLedgerLabel = Callable[[LedgerRecord], Awaitable[None]]
+"""A function that stores the label of a ledger (bookie/maintenance/labels.py)."""
+
+
+async def add_no_label(record: LedgerRecord) -> None:
+    """Does nothing. The default of `add_label`."""
+
+
 ParkedRequest = tuple[PeerRequest, BookieRequestHead, float]
 """(request, its head, time of its arrival in seconds of the monotonic clock)."""
 
@@ -95,14 +105,16 @@ class RequestsOfUnknownLedgers:
     """Holds requests for ledgers that this bookie does not know, and reads the records of these ledgers in the
     metadata. If a record has the key of the requests, calls `record_key_of_metadata(ledger, key)` and then `again` with
     these requests; otherwise calls `refuse` for each of them. The held requests need at most `waiting_bytes_max`
-    bytes."""
+    bytes. `add_label` gets each record that was read; the requests wait for it."""
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], record_key_of_metadata: Callable[[int, bytes], None],
         again: Callable[[list[ParkedRequest]], None],
         refuse: Callable[[PeerRequest, BookieRequestHead, Status], None], *, waiting_bytes_max: int,
+        add_label: AddLedgerLabel,
     ) -> None:  # fmt: skip
         self._metadata = metadata
+        self._add_label = add_label
         self._introduce = record_key_of_metadata
         self._again = again
         self._refuse = refuse
@@ -154,6 +166,7 @@ class RequestsOfUnknownLedgers:
         metadata = self._metadata()
         found = await get_record(metadata, paths.ledger(ledger), LedgerRecord)
         if found is not None:
+            await self._add_label(found[0])
             return found[0].key
         return None if await get_record(metadata, paths.LEDGER_IDS, CounterRecord) is None else b""
 
@@ -213,7 +226,8 @@ class BookieService:
     """Answers the requests that clients send to a bookie. The peer server calls `serve` with the requests of one turn
     of the event loop. Owns the requests that wait for an answer; after `close` no request is answered.
 
-    With `metadata`, a ledger that this bookie does not know may begin only if the metadata has a record of it. Calls
+    With `metadata`, a ledger that this bookie does not know may begin only if the metadata has a record of it, after
+    `add_label` has stored what the record says. Calls
     `slow_down(True)` when the sockets should read slowly, `slow_down(False)` when they may read normally. Bounds:
     `entry_bytes_max` for one entry; `held_bytes_max`, of which the bounds of all waiting requests are multiples or
     parts; `reads_max` reads of the disk at a time, which ask for at most `reads_bytes_max` bytes together. `on_admin`
@@ -223,7 +237,7 @@ class BookieService:
         self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int,
         reads_bytes_max: int = 256 << 20, read_bytes_max: int = 4 << 20,
         metadata: Callable[[], MetadataStore] | None = None, on_admin: HandleAdminRequest | None = None,
-        slow_down: Callable[[bool], None] = lambda pressed: None,
+        slow_down: Callable[[bool], None] = lambda pressed: None, add_label: AddLedgerLabel = add_no_label,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
@@ -236,8 +250,8 @@ class BookieService:
             store.keys.require_keys_from_metadata()
             self.newcomers = RequestsOfUnknownLedgers(
                 metadata, store.keys.record_key_of_metadata, self._handle_parked, self._refuse,
-                waiting_bytes_max=held_bytes_max
-            )
+                waiting_bytes_max=held_bytes_max, add_label=add_label,
+            )  # fmt: skip
         self._intents = LoopTurnAdds(self._seal)
         self.adds = AddRequestHandler(
             store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.add_request, slow_down,

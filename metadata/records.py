@@ -160,12 +160,42 @@ class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
     last_entry: int = -1
     length: int = 0
     created_ms: int = 0
-    properties: dict[str, str] = {}  # the ledger's owner: {"topic": …} or {"cursor": …, "topic": …}
+    # the ledger's owner: {"topic": …, "index": of the first message} or {"cursor": …, "topic": …}
+    properties: dict[str, str] = {}
 
     def __repr__(self) -> str:
         """Returns a text without the key, because a repr may be logged."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "key")
         return f"LedgerRecord({', '.join(shown)})"
+
+
+class LedgerLabel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bookie stores beside a ledger's data of the ledger's record (bookie/maintenance/labels.py), so that
+    `magnetar metadata rebuild` can make the record again if all metadata is lost. It is as the record was when the
+    bookie read it: `fragments` may be older than the record, and has at most the newest LABELLED_FRAGMENTS_MAX.
+    `deleted`: the metadata recorded the deletion of the ledger."""
+
+    ledger_id: int
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    created_ms: int
+    fragments: tuple[Fragment, ...]
+    properties: dict[str, str]
+    deleted: bool = False
+
+
+LABELLED_FRAGMENTS_MAX = 8
+"""The largest number of fragments in a label. A longer list says little more: what bookies hold shows the others."""
+
+
+def make_ledger_label(record: LedgerRecord) -> LedgerLabel:
+    """Returns the label of the ledger with this record."""
+    return LedgerLabel(
+        ledger_id=record.ledger_id, ensemble_size=record.ensemble_size, write_quorum=record.write_quorum,
+        ack_quorum=record.ack_quorum, created_ms=record.created_ms,
+        fragments=record.fragments[-LABELLED_FRAGMENTS_MAX:], properties=record.properties,
+    )  # fmt: skip
 
 
 class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
@@ -189,6 +219,7 @@ class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
     starts: int = 0  # completed starts
     journal: int = 0  # a position up to which its journal was synced
     offset: int = 0
+    rebuilt: bool = False  # the tree was made from the bookies' directories: the next start accepts it, and ends this
 
 
 class BookieRecord(MetadataRecord, frozen=True, kw_only=True):

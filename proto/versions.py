@@ -40,6 +40,7 @@ JOURNAL = StoredFormat("bookie journal", 1, b"MGN-JRNL")
 ENTRY_LOG = StoredFormat("bookie entry log", 1, b"MGN-ELOG")
 INDEX = StoredFormat("bookie index", 1, b"MGN-INDX")
 LEDGER_INDEX = StoredFormat("bookie ledger index", 1, b"MGN-LIDX")
+LABELS = StoredFormat("bookie ledger labels", 1, b"MGN-LABL")
 MARK = StoredFormat("bookie mark", 1, b"MGN-MARK")
 NOTE = StoredFormat("bookie note", 1)  # bookie/format/mark.py: cookie, losses, scrub, collection, revisions seen
 CURSOR = StoredFormat("cursor", 3)  # broker/subscription/cursor_format.py
@@ -52,7 +53,7 @@ COORDINATOR = StoredFormat("coordinator of transactions", 1)  # broker/transacti
 METADATA_RECORD = StoredFormat("metadata record", 2)  # metadata/records.py
 METADATA_FILE = StoredFormat("metadata file", 1)  # metadata/tree.py, and its backups
 METADATA_EXPORT = StoredFormat("metadata export", 1)  # metadata/transfer.py
-BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)
+BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, LABELS, MARK)
 STORAGE_FORMATS = (
     *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, KEY_INDEX, COORDINATOR,
     METADATA_RECORD, METADATA_FILE, METADATA_EXPORT,

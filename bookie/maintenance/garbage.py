@@ -36,7 +36,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -257,6 +257,13 @@ class AcceptedMetadataState(NamedTuple):
 
 
 OnProgress = Callable[[GarbageProgress], None]
+UpdateLabels = Callable[[BitMap64, BitMap64, Iterable[tuple[int, int]]], Awaitable[None]]
+"""A function that gets (ledgers that are here, those whose deletion is recorded, the intervals of all tombstones)."""
+
+
+async def update_no_labels(local: BitMap64, deleted: BitMap64, tombstones: Iterable[tuple[int, int]]) -> None:
+    """Does nothing. The default of `update_labels`."""
+
 
 
 class GarbageCollector:
@@ -266,7 +273,7 @@ class GarbageCollector:
 
     `went_back` returns how often the metadata was found to have lost something that this process stored in it. If that
     happened, no data is deleted until an operator accepts the metadata, or until a restart. `compare_metadata` looks
-    for such a loss now.
+    for such a loss now. `update_labels` is a part of each pass (labels.py).
 
     While `disk_is_full` returns True, each pass compacts every log from which space can be freed
     (`CompactionPolicy.full_share`). Otherwise a bookie with half-dead logs would stay read-only until the next major
@@ -277,6 +284,7 @@ class GarbageCollector:
         policy: CompactionPolicy, schedule: CompactionSchedule, may_compact_major: Callable[[], bool] = lambda: True,
         disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], int] = lambda: 0,
         compare_metadata: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
+        update_labels: UpdateLabels = update_no_labels,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
@@ -289,6 +297,8 @@ class GarbageCollector:
         self._disk_is_full = disk_is_full
         self._went_back = went_back
         self._compare_metadata = compare_metadata
+        self._update_labels = update_labels
+        self._deleted = BitMap64()  # of what the last pass missed: known to be deleted
         self._accepted: AcceptedMetadataState | None = None
         self._doubtful = BitMap64()  # above DOUBTFUL_DELETIONS_SHARE: the last pass left them for `doubt_s`
         self._unexplained = BitMap64()  # of what the last pass missed: not known to be deleted
@@ -331,6 +341,7 @@ class GarbageCollector:
             on_progress(GarbageProgress("metadata", 0, 0, 0, 0))
             refused, dead = await self._delete_dead(force)
             self._refused = refused
+            await self._update_labels(self._local(), self._deleted, self._store.descriptors.tombstones)
             policy = self._policy.full_disk_policy() if self._disk_is_full() else self._policy
             done = await self._store.compactor.run_compaction(
                 policy if minor or major else None, major=major, roll=roll,
@@ -396,6 +407,7 @@ class GarbageCollector:
             accepted = accepted._replace(ledgers=missing)
         given_up = BitMap64() if accepted is None else accepted.ledgers & missing
         deleted = await deletions.find_deleted_ledgers(metadata, missing)
+        self._deleted = deleted
         refused = self._refusal(missing - given_up, deleted)
         wanted = given_up if refused is GarbageRefusal.WENT_BACK else given_up | deleted
         confirmed = await _confirmed(metadata, list(wanted))

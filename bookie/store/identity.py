@@ -153,8 +153,9 @@ class BookieIdentity(msgspec.Struct, frozen=True):
 
     @property
     def is_metadata_accepted(self) -> bool:
-        """Returns whether an operator accepted the present metadata for this start (`accept_restored_metadata`)."""
-        return self.known is not None and _is_accepted(self.known)
+        """Returns whether an operator accepted the present metadata for this start (`accept_restored_metadata`), or
+        made it from the bookies' directories."""
+        return self.known is not None and (self.known.rebuilt or _is_accepted(self.known))
 
     @property
     def stored_journal_position(self) -> JournalPosition:
@@ -274,8 +275,9 @@ async def record_bookie_start(
     known = identity.known
     assert known is not None, "the directory was claimed"
     record = msgspec.structs.replace(
-        known, starts=known.starts + 1, directories=(identity.place,), journal=end.journal, offset=end.offset
-    )
+        known, starts=known.starts + 1, directories=(identity.place,), journal=end.journal, offset=end.offset,
+        rebuilt=False,
+    )  # fmt: skip
     cookie = Cookie(record.bookie, record.instance, record.directories, record.starts)
     try:
         disk.replace_file(world.files, directory, COOKIE_FILE, encode_cookie(cookie))

@@ -386,6 +386,8 @@ class ManagedLedger:
         """
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
+        # bookies keep these: by them the list is made again if all metadata is lost (metadata/rebuild_core.py)
+        draft = msgspec.structs.replace(draft, properties=draft.properties | {"index": str(end_index)})
         await self.listed.change_record(
             [*_without_empty(closed), new], together=(self._ledgers.make_creation_update(draft),)
         )
