@@ -304,7 +304,7 @@ def find_journal_copies(
     checkpoint has written to a log. With `entry`, yields only the copies of that entry. Yields a FileDamage or a
     RemovedFile where the journal cannot be read. Raises InvalidRequest if a file has a newer format than this Magnetar
     knows."""
-    for found in _blocks_after_mark(snapshot):
+    for found in walk_blocks_after_mark(snapshot):
         if isinstance(found, FileDamage | RemovedFile):
             yield found
             continue
@@ -317,7 +317,7 @@ def find_journal_copies(
 def read_journal_record_types(snapshot: StoreSnapshot, ledger: int) -> Iterator[str]:
     """Yields the name of the type of each journal record after the checkpoint mark that concerns the ledger. Skips
     damaged parts of the journal. Raises InvalidRequest if a file has a newer format than this Magnetar knows."""
-    for found in _blocks_after_mark(snapshot):
+    for found in walk_blocks_after_mark(snapshot):
         if isinstance(found, journals.JournalBlock):
             for record in found.records:
                 last = record.entry if record.type is RecordType.TOMBSTONE else record.ledger
@@ -325,7 +325,9 @@ def read_journal_record_types(snapshot: StoreSnapshot, ledger: int) -> Iterator[
                     yield record.type.name
 
 
-def _blocks_after_mark(snapshot: StoreSnapshot) -> Iterator[journals.JournalBlock | FileDamage | RemovedFile]:
+def walk_blocks_after_mark(snapshot: StoreSnapshot) -> Iterator[journals.JournalBlock | FileDamage | RemovedFile]:
+    """Yields the valid blocks of the journal after the checkpoint mark, in order. Yields a FileDamage or a RemovedFile
+    where the journal cannot be read. Raises InvalidRequest if a file has a newer format than this Magnetar knows."""
     position = (0, 0) if snapshot.mark is None else snapshot.mark.position
     for number in journals.list_journal_numbers(snapshot):
         if number >= position[0]:

@@ -572,6 +572,9 @@ class _Metadata(LazyGroup):
             "import": LazyCommand(
                 ".storage.metadata_transfer", "import_", "Write an exported tree into an empty metadata store."
             ),
+            "rebuild": LazyCommand(
+                ".storage.metadata_rebuild", "rebuild", "Make a lost tree again from what bookies hold."
+            ),
             "restore": LazyCommand(
                 ".storage.metadata_copies", "restore", "Put a copy in the place of the tree's file."
             ),

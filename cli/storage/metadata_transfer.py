@@ -46,7 +46,7 @@ def export(file: Path, metadata_: str, security: str | None, output: str) -> Non
         raise click.UsageError(f"{file} cannot be made: {error.strerror}") from error
     try:
         with open(descriptor, "wb") as target:
-            lines = asyncio.run(_with_store(metadata_, security, export_tree))
+            lines = asyncio.run(call_with_store(metadata_, security, export_tree))
             target.write(b"".join(line + b"\n" for line in lines))
             target.flush()
             os.fsync(target.fileno())
@@ -72,11 +72,11 @@ def import_(file: Path, metadata_: str, security: str | None, output: str) -> No
     from ...metadata.transfer import import_tree, parse_export
 
     head, puts = parse_export(file.read_bytes().splitlines(), str(file))
-    asyncio.run(_with_store(metadata_, security, lambda store: import_tree(store, puts)))
+    asyncio.run(call_with_store(metadata_, security, lambda store: import_tree(store, puts)))
     CommandOutput(output).print_rows([{"cluster": head.cluster, "nodes": len(puts)}], ("cluster", "nodes"))
 
 
-async def _with_store(metadata: str, security: str | None, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
+async def call_with_store(metadata: str, security: str | None, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
     """Calls `work` with a session of the metadata, as an operator of the cluster if there is a security file."""
     from ...metadata.remote import connect_metadata_at
     from ...runtime.process import make_system_world

@@ -13,6 +13,7 @@ import pytest
 
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FileHeader, decode_file_header, encode_file_header
+from magnetar.bookie.maintenance import holdings
 from magnetar.broker.log import compaction_core as compacted
 from magnetar.broker.log import key_index_core as key_indexes
 from magnetar.broker.subscription import cursor_format as cursor
@@ -24,6 +25,7 @@ from magnetar.broker.transaction import log as coordinator
 from magnetar.cli.common.processes import Processes
 from magnetar.ledger import peer_format as peer
 from magnetar.metadata import records, transfer
+from magnetar.metadata.rebuild_core import BookieHoldings
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import versions
 from magnetar.proto.checksum import crc32c
@@ -154,12 +156,18 @@ def _peer() -> object:
     return peer.decode_request(bytes(head))
 
 
+def _holdings() -> object:
+    data = holdings.encode_holdings(BookieHoldings(bookie="b", instance="i", place="h:/d", starts=1))
+    return holdings.decode_holdings(data[:8] + (versions.HOLDINGS.version + 1).to_bytes(2) + data[10:], "saved")
+
+
 READERS: dict[versions.StoredFormat, Callable[[], object]] = {
     **{form: _bookie_file(form) for form in versions.BOOKIE_FILES},
     versions.NOTE: _note, versions.CURSOR: _cursor, versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
     versions.OUTCOMES: _outcomes, versions.COORDINATOR: _coordinator, versions.COMPACTED: _compacted,
     versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
     versions.PEER: _peer, versions.KEY_INDEX: _key_index, versions.METADATA_EXPORT: _export,
+    versions.HOLDINGS: _holdings,
 }  # fmt: skip
 RAISED: dict[versions.StoredFormat, type[Exception]] = {
     versions.METADATA_RECORD: records.DamagedRecord, versions.PEER_ENVELOPE: envelope.WrongEnvelopeMagic,
