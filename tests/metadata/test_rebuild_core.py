@@ -303,11 +303,11 @@ def test_partitions_are_one_topic_also_those_of_which_no_bookie_has_anything() -
     assert [len(row.ledgers) for row in rows if isinstance(row, TopicRecord)] == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("noted", ["a tombstone", "a mark"])
+@pytest.mark.parametrize("noted", ["tombstone", "mark"])
 def test_a_deleted_ledger_stays_out_if_one_bookie_knows_of_it_and_comes_back_if_none_does(noted: str) -> None:
     kept, gone = of_topic(4, 100), of_topic(2, 0)
     marked = held(2, topic=TOPIC, index="0", deleted=True)
-    one = bookie("a", kept, tombstones=[(2, 2)]) if noted == "a tombstone" else bookie("a", kept, marked)
+    one = bookie("a", kept, tombstones=[(2, 2)]) if noted == "tombstone" else bookie("a", kept, marked)
     made = plan([one, bookie("b", kept, gone), bookie("c", kept, gone)])
     assert made.left_out == {2: LeftOut.DELETED}
     assert made.topics == {TOPIC: 1}

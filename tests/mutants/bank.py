@@ -31,6 +31,7 @@ from tests.mutants import (
     ledgers,
     metadata,
     pending,
+    rebuilding,
     security,
     subscriptions,
     transactions,
@@ -94,6 +95,24 @@ def _all() -> Iterator[Mutant]:
     yield from _of_moves()
     yield from _of_indexes()
     yield from _of_etcd()
+    yield from _of_rebuilding()
+
+
+def _of_rebuilding() -> Iterator[Mutant]:
+    core, rebuilt = "tests/metadata/test_rebuild_core.py", "tests/bookie/maintenance/test_rebuilt_metadata.py"
+    for id_, plant, target in (
+        ("M26h", rebuilding.label_is_stored_later,
+         "tests/bookie/maintenance/test_labels.py::test_a_label_is_durable_before_the_first_add_is_answered"),
+        ("M26i", rebuilding.away_has_no_slot,
+         f"{core}::test_bookies_that_were_not_read_and_missing_copies_are_told"),
+        ("M26j", rebuilding.ensemble_of_the_most,
+         f"{core}::test_each_entry_that_is_left_has_its_holders_in_its_write_set"),
+        ("M26k", rebuilding.tombstones_are_not_asked,
+         f"{core}::test_a_deleted_ledger_stays_out_if_one_bookie_knows_of_it_and_comes_back_if_none_does"),
+        ("M26l", rebuilding.rebuilt_for_ever,
+         f"{rebuilt}::test_an_empty_metadata_starts_no_bookie_and_the_rebuilt_one_starts_it_without_limbo"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, "", target, "no seed loses all metadata")
 
 
 def _of_etcd() -> Iterator[Mutant]:
