@@ -5,8 +5,8 @@
     plan      `plan_rebuild(holdings of all bookies)`: the records of the new tree, /cluster last, and what is not in it
 
 **What comes back**: the instance of the cluster, so that no other metadata is taken for this one; the cookies, so that
-the bookies start; tenants, namespaces and topics with default policies; the list of ledgers of each topic, all of them
-IN_RECOVERY, so that the first broker that opens the topic fences them, finds their ends and closes them; cursors and
+the bookies start; tenants, namespaces and topics, with policies that delete nothing (KEEP_ALL); the list of ledgers of
+each topic, all of them IN_RECOVERY, so that the first broker that opens the topic fences them, finds their ends and closes them; cursors and
 outcomes of transactions that are in a ledger, and the ledgers of transaction coordinators; the counter of ledger ids,
 above each id that any bookie has seen. **What does not**: what was in the metadata alone (policies, permissions,
 schemas, schedules, a subscription whose small state was in its record), and what is made again (compacted ledgers, key
@@ -42,6 +42,7 @@ import msgspec
 
 from ..proto.errors import InvalidName, InvalidRequest
 from ..proto.names import TopicName
+from ..proto.policies import Policies
 from . import paths
 from .records import (
     CLUSTER_FORMAT,
@@ -57,6 +58,7 @@ from .records import (
     MetadataRecord,
     NamespaceRecord,
     PartitionedRecord,
+    PoliciesRecord,
     TenantRecord,
     TopicLedger,
     TopicRecord,
@@ -75,6 +77,13 @@ COORDINATORS_MIN = 16
 EPOCH_BEGINS_MS = 1_767_225_600_000
 """The start of 2026. An epoch of a rebuilt coordinator is the minutes since: above each epoch that was used, as long as
 coordinators are not taken over once a minute for years, and below the largest epoch until 2041."""
+
+KEEP_ALL = Policies(
+    retention_minutes=-1, retention_mib=-1, unsubscribed_minutes=-1, unsubscribed_mib=-1, message_ttl_s=0,
+    backlog_quota_bytes=0, backlog_quota_s=0, inactive_s=0, subscription_expiration_s=0,
+)  # fmt: skip
+"""The policies of a rebuilt namespace: by the defaults of a broker, messages that other policies had kept would be
+deleted at once. They hold until an operator sets others."""
 
 # ------------------------------------------------------------------------------------------------------ holdings
 
@@ -566,6 +575,8 @@ class _Rebuild:
                     self._put(place, TopicRecord(created_ms=self.now_ms))
         for namespace in sorted({topic.namespace_name for topic in names}):
             self._put(paths.namespace(namespace.tenant, namespace.namespace), NamespaceRecord())
+            policies = paths.namespace_policies(namespace.tenant, namespace.namespace)
+            self._put(policies, PoliciesRecord(policies=KEEP_ALL))
         for tenant in sorted({topic.tenant for topic in names}):
             self._put(paths.tenant(tenant), TenantRecord())
 

@@ -29,12 +29,13 @@ from ...metadata.rebuild_core import BookieHoldings, HeldLedger, HeldRun
 from ...metadata.records import LedgerLabel
 from ...proto import versions
 from ...proto.checksum import crc32c
-from ...proto.entry import CorruptEntry, parse_stored_head
-from ...proto.errors import InvalidRequest, NewerFormat
+from ...proto.entry import parse_stored_head
+from ...proto.errors import CorruptEntry, InvalidRequest, NewerFormat
 from ...runtime.files import Files
 from ..format import mark as note
 from ..format.entry_log import decode_record_if_intact
 from ..format.journal import DamagedFile, RecordType
+from ..format.ledger_index import LedgerState
 from ..inspect import logs
 from ..inspect.snapshot import FileDamage, RemovedFile, StoreSnapshot, open_file, snapshot_directory
 from ..store import boot, disk, index_files
@@ -221,6 +222,7 @@ class _Reader:
         except (DamagedFile, NewerFormat) as error:
             raise InvalidRequest(str(error)) from error
         for fact in loaded.facts:
+            assert not isinstance(fact, LedgerState), "the table has those"
             self.facts.apply(fact)
         for ledger in loaded.ledgers:
             state = loaded.table.get(ledger)

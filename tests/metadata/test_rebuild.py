@@ -10,6 +10,7 @@ import pytest
 import magnetar
 from magnetar.admin import Admin
 from magnetar.cli.common.processes import Process, Processes, find_free_port
+from magnetar.proto.policies import Policies
 from tests.support.processes import run_cli
 
 pytestmark = pytest.mark.processes
@@ -23,7 +24,7 @@ class LostCluster(Processes):
     def __init__(self, directory: Path, security: str = "") -> None:
         super().__init__(directory)
         self.settings = directory / "settings.toml"
-        self.settings.write_text("[broker]\nroll_entries = 40\ncursor_flush_s = 0.1\ntrim_interval_s = 3600.0\n")
+        self.settings.write_text("[broker]\nroll_entries = 40\ncursor_flush_s = 0.1\ntrim_interval_s = 1.0\nunsubscribed_minutes = 0\nunsubscribed_mib = 0\n")
         self.security = {"MAGNETAR_SECURITY": security} if security else {}
         self.ports = [find_free_port("127.0.0.1") for _ in range(5)]
         self.generation = 0
@@ -82,6 +83,9 @@ def load(cluster: LostCluster) -> dict[str, list[bytes]]:
     with magnetar.Client(cluster.url) as client, Admin(cluster.url) as admin:
         admin.create_topic(PARTITIONED, partitions=3)
         admin.create_namespace("public/other")
+        for namespace in ("public/default", "public/other"):
+            admin.set_namespace_policies(namespace, Policies(retention_minutes=-1, retention_mib=-1,
+                                                             unsubscribed_minutes=-1, unsubscribed_mib=-1))  # fmt: skip
         producers = {topic: client.create_producer(topic) for topic in sent}
         half = client.subscribe(PLAIN, "half", initial_position=magnetar.InitialPosition.Earliest)
 

@@ -31,6 +31,7 @@ from magnetar.metadata.records import (
     LedgerRecord,
     MetadataRecord,
     PartitionedRecord,
+    PoliciesRecord,
     TopicRecord,
     TransactionsRecord,
     decode_record_of_any_class,
@@ -283,6 +284,9 @@ def test_a_topic_has_its_ledgers_in_order_with_their_indexes_and_keys() -> None:
     assert (ledger.key, ledger.ack_quorum) == (b"%020d" % 3, 2)
     assert ledger.fragments == (Fragment(0, ("a", "b", "c")),)
     assert {paths.tenant("shop"), paths.namespace("shop", "eu")} <= nodes.keys()
+    kept = nodes[paths.namespace_policies("shop", "eu")]
+    assert isinstance(kept, PoliciesRecord)
+    assert kept.policies == rebuild_core.KEEP_ALL, "by the defaults what was retained would be deleted"
     assert nodes[paths.CLUSTER] == ClusterRecord(instance=INSTANCE, format=2)
     assert nodes[paths.cookie("a")] == CookieRecord(
         bookie="a", instance=INSTANCE, directories=("host-a:/data",), starts=3, journal=5, offset=4096, rebuilt=True
