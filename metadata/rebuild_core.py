@@ -1,16 +1,17 @@
 """The tree of a cluster whose metadata is lost, made again from what its stopped bookies hold.
 
     holdings  what one bookie has: its cookie, its tombstones, and of each ledger the key, the entries and the label
-              (bookie/maintenance/holdings.py reads them from the directory of a stopped bookie)
+              (bookie/holdings.py reads them from the directory of a stopped bookie)
     plan      `plan_rebuild(holdings of all bookies)`: the records of the new tree, /cluster last, and what is not in it
 
 **What comes back**: the instance of the cluster, so that no other metadata is taken for this one; the cookies, so that
 the bookies start; tenants, namespaces and topics, with policies that delete nothing (KEEP_ALL); the list of ledgers of
-each topic, all of them IN_RECOVERY, so that the first broker that opens the topic fences them, finds their ends and closes them; cursors and
-outcomes of transactions that are in a ledger, and the ledgers of transaction coordinators; the counter of ledger ids,
-above each id that any bookie has seen. **What does not**: what was in the metadata alone (policies, permissions,
-schemas, schedules, a subscription whose small state was in its record), and what is made again (compacted ledgers, key
-indexes, buckets of delayed messages, snapshots of deduplication). `LeftOut` says it for each ledger that is here.
+each topic, all of them IN_RECOVERY, so that the first broker that opens the topic fences them, finds their ends and
+closes them; cursors and outcomes of transactions that are in a ledger, and the ledgers of transaction coordinators; the
+counter of ledger ids, above each id that any bookie has seen. **What does not**: what was in the metadata alone
+(policies, permissions, schemas, schedules, a subscription whose small state was in its record), and what is made again
+(compacted ledgers, key indexes, buckets of delayed messages, snapshots of deduplication). `LeftOut` says it for each
+ledger that is here.
 
 **Order of a topic's ledgers**: by id. A new ledger of a topic always has an id above all in the list
 (broker/log/managed_ledger.py). The index of a ledger's first message is in its label; for a ledger of an earlier
@@ -41,7 +42,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..proto.errors import InvalidName, InvalidRequest
-from ..proto.names import TopicName
+from ..proto.names import TopicName, parse_number
 from ..proto.policies import Policies
 from . import paths
 from .records import (
@@ -603,9 +604,9 @@ def _first_index(copies: Sequence[tuple[str, HeldLedger]], labels: Sequence[Ledg
     """Returns the index of a ledger's first message, as its creator labelled it; else that of the lowest entry that a
     bookie could read; -1 if it is not known."""
     for label in labels:
-        text = label.properties.get("index", "")
-        if text.isascii() and text.isdigit():
-            return int(text)
+        index = parse_number(label.properties.get("index", ""))
+        if index is not None:
+            return index
     lowest = [(min(run.first for run in held.runs), held.first_index) for _, held in copies if held.runs]
     return min((each for each in lowest if each[1] >= 0), default=(-1, -1))[1]
 
@@ -613,8 +614,9 @@ def _first_index(copies: Sequence[tuple[str, HeldLedger]], labels: Sequence[Ledg
 def _kind_of(properties: Mapping[str, str]) -> tuple[str, str]:
     """Returns (kind of a ledger's owner, its name) from the ledger's properties."""
     transactions = properties.get("transactions", "")
-    if transactions.isascii() and transactions.isdigit():
-        return "coordinator", str(int(transactions))
+    number = parse_number(transactions)
+    if number is not None:
+        return "coordinator", str(number)
     if transactions:
         return "outcomes", ""
     if cursor := properties.get("cursor", ""):

@@ -53,7 +53,7 @@ COORDINATOR = StoredFormat("coordinator of transactions", 1)  # broker/transacti
 METADATA_RECORD = StoredFormat("metadata record", 2)  # metadata/records.py
 METADATA_FILE = StoredFormat("metadata file", 1)  # metadata/tree.py, and its backups
 METADATA_EXPORT = StoredFormat("metadata export", 1)  # metadata/transfer.py
-HOLDINGS = StoredFormat("holdings of a bookie", 1)  # bookie/maintenance/holdings.py
+HOLDINGS = StoredFormat("holdings of a bookie", 1)  # bookie/holdings.py
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, LABELS, MARK)
 STORAGE_FORMATS = (
     *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, KEY_INDEX, COORDINATOR,

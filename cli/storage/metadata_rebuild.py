@@ -56,7 +56,7 @@ def rebuild(
       magnetar metadata rebuild bookie-1.holdings bookie-2.holdings bookie-3.holdings --dry-run
       magnetar metadata rebuild bookie-1.holdings bookie-2.holdings bookie-3.holdings --metadata 127.0.0.1:7640
     """
-    from ...bookie.maintenance.holdings import encode_holdings
+    from ...bookie.holdings import encode_holdings
     from ...metadata.rebuild_core import plan_rebuild
     from ...runtime.process import make_system_world
 
@@ -84,7 +84,7 @@ def rebuild(
 
 
 def _read(source: Path) -> BookieHoldings:
-    from ...bookie.maintenance.holdings import decode_holdings, read_holdings
+    from ...bookie.holdings import decode_holdings, read_holdings
     from ...bookie.store.identity import COOKIE_FILE, lock_directory
     from ...runtime.process import make_system_world
 

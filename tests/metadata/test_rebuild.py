@@ -17,6 +17,16 @@ pytestmark = pytest.mark.processes
 
 PARTITIONED, PLAIN, OTHER = "orders", "bills", "persistent://public/other/logs"
 
+SETTINGS = """
+[broker]
+roll_entries = 40
+cursor_flush_s = 0.1
+trim_interval_s = 1.0
+unsubscribed_minutes = 0
+unsubscribed_mib = 0
+"""
+"""Short ledgers, and a broker that deletes at once what no policy keeps."""
+
 
 class LostCluster(Processes):
     """Four bookies and two brokers, whose ledgers are short; their metadata can be lost."""
@@ -24,7 +34,7 @@ class LostCluster(Processes):
     def __init__(self, directory: Path, security: str = "") -> None:
         super().__init__(directory)
         self.settings = directory / "settings.toml"
-        self.settings.write_text("[broker]\nroll_entries = 40\ncursor_flush_s = 0.1\ntrim_interval_s = 1.0\nunsubscribed_minutes = 0\nunsubscribed_mib = 0\n")
+        self.settings.write_text(SETTINGS)
         self.security = {"MAGNETAR_SECURITY": security} if security else {}
         self.ports = [find_free_port("127.0.0.1") for _ in range(5)]
         self.generation = 0

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from magnetar.bookie import holdings
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FileHeader, decode_file_header, encode_file_header
-from magnetar.bookie.maintenance import holdings
 from magnetar.broker.log import compaction_core as compacted
 from magnetar.broker.log import key_index_core as key_indexes
 from magnetar.broker.subscription import cursor_format as cursor

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from magnetar.bookie.holdings import read_holdings
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
-from magnetar.bookie.maintenance.holdings import read_holdings
 from magnetar.bookie.server import Bookie
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status

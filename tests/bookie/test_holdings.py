@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FileHeader, encode_file_header
 from magnetar.bookie.format.mark import Cookie, encode_cookie
-from magnetar.bookie.maintenance.holdings import (
+from magnetar.bookie.holdings import (
     HOLDINGS_MAGIC,
     _HeldEntries,
     decode_holdings,

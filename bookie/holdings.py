@@ -14,7 +14,7 @@ starts, and restores it as always (store/boot.py).
     file = magic "MGN-HOLD" | version u16 | crc32c u32 (of the body) | body: BookieHoldings in MessagePack
 
 The file has the keys of ledgers, as the metadata has: it is for its owner alone (mode 0600). Guarded by
-tests/bookie/maintenance/test_holdings.py.
+tests/bookie/test_holdings.py.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from ...ledger.peer_format import ENTRY_HEADER_STRUCT
-from ...metadata.rebuild_core import BookieHoldings, HeldLedger, HeldRun
-from ...metadata.records import LedgerLabel
-from ...proto import versions
-from ...proto.checksum import crc32c
-from ...proto.entry import parse_stored_head
-from ...proto.errors import CorruptEntry, InvalidRequest, NewerFormat
-from ...runtime.files import Files
-from ..format import mark as note
-from ..format.entry_log import decode_record_if_intact
-from ..format.journal import DamagedFile, RecordType
-from ..format.ledger_index import LedgerState
-from ..inspect import logs
-from ..inspect.snapshot import FileDamage, RemovedFile, StoreSnapshot, open_file, snapshot_directory
-from ..store import boot, disk, index_files
-from ..store.index import ExtentLocation
-from ..store.memtable import IntegerIntervals
-from ..store.state_log import StateLog
-from .labels import walk_labels
-from .seen import METADATA_STATE_FILE, SEEN_MAGIC, RecordedMetadataState
+from ..ledger.peer_format import ENTRY_HEADER_STRUCT
+from ..metadata.rebuild_core import BookieHoldings, HeldLedger, HeldRun
+from ..metadata.records import LedgerLabel
+from ..proto import versions
+from ..proto.checksum import crc32c
+from ..proto.entry import parse_stored_head
+from ..proto.errors import CorruptEntry, InvalidRequest, NewerFormat
+from ..runtime.files import Files
+from .format import mark as note
+from .format.entry_log import decode_record_if_intact
+from .format.journal import DamagedFile, RecordType
+from .format.ledger_index import LedgerState
+from .inspect import logs
+from .inspect.snapshot import FileDamage, RemovedFile, StoreSnapshot, open_file, snapshot_directory
+from .maintenance.labels import walk_labels
+from .maintenance.seen import METADATA_STATE_FILE, SEEN_MAGIC, RecordedMetadataState
+from .store import boot, disk, index_files
+from .store.index import ExtentLocation
+from .store.memtable import IntegerIntervals
+from .store.state_log import StateLog
 
 HOLDINGS_MAGIC = b"MGN-HOLD"
 _HEAD = struct.Struct(">8sHI")
