@@ -8,7 +8,7 @@
 the bookies start; tenants, namespaces and topics, with policies that delete nothing (KEEP_ALL); the list of ledgers of
 each topic, all of them IN_RECOVERY, so that the first broker that opens the topic fences them, finds their ends and
 closes them; cursors and outcomes of transactions that are in a ledger, and the ledgers of transaction coordinators; the
-counter of ledger ids, above each id that any bookie has seen. **What does not**: what was in the metadata alone
+counter of ledger ids, far above each id that any bookie has seen. **What does not**: what was in the metadata alone
 (policies, permissions, schemas, schedules, a subscription whose small state was in its record), and what is made again
 (compacted ledgers, key indexes, buckets of delayed messages, snapshots of deduplication). `LeftOut` says it for each
 ledger that is here.
@@ -72,6 +72,8 @@ FRAGMENTS_MAX = 1000
 must fit into a node."""
 EXACT_SLOTS_MAX = 8
 """In larger ensembles slots are given out one after the other, to who holds most, without trying all ways."""
+IDS_SKIPPED = 1 << 20
+"""Ledger ids left free above the largest that a bookie has seen: a bookie that was not read may have later ones."""
 COORDINATORS_MIN = 16
 """The number of transaction coordinators, unless the ledger of a higher one is found: the default of
 `transaction_coordinators`. Ids name their coordinator, so another number than before does no harm."""
@@ -595,8 +597,8 @@ class _Rebuild:
                 journal=each.journal, offset=each.offset, rebuilt=True,
             )  # fmt: skip
             self._put(paths.cookie(each.bookie), cookie)
-        self.plan.next_ledger = highest + 1
-        self._put(paths.LEDGER_IDS, CounterRecord(next=highest + 1))
+        self.plan.next_ledger = highest + 1 + IDS_SKIPPED
+        self._put(paths.LEDGER_IDS, CounterRecord(next=self.plan.next_ledger))
         self._put(paths.CLUSTER, ClusterRecord(instance=self.plan.instance, format=CLUSTER_FORMAT))
 
 

@@ -236,7 +236,8 @@ BOOKIE_GAUGES = frozenset({
     "gc_doubtful", "gc_refused", "gc_running", "gc_unexplained",
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
     "journal_queued_bytes", "journal_queued_records", "labels_missing", "ledgers", "limbo", "limbo_blocked_ledgers",
-    "limbo_ledgers", "limbo_ledgers_done", "limbo_upto", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only",
+    "limbo_ledgers", "limbo_ledgers_done", "limbo_upto", "memtable_bytes", "quarantined", "read_cache_bytes",
+    "read_only",
     "repair_auditor", "repair_lost_bookies", "repair_under_replicated", "repair_working_on", "reserve_held",
     "scrub_last_pass_s", "scrub_pass", "tombstones",
 })  # fmt: skip

@@ -12,6 +12,7 @@ from magnetar.admin import Admin
 from magnetar.cli.common.processes import Process, Processes, find_free_port
 from magnetar.proto.policies import Policies
 from tests.support.processes import run_cli
+from tests.support.secured import SecuredCluster
 
 pytestmark = pytest.mark.processes
 
@@ -31,11 +32,10 @@ unsubscribed_mib = 0
 class LostCluster(Processes):
     """Four bookies and two brokers, whose ledgers are short; their metadata can be lost."""
 
-    def __init__(self, directory: Path, security: str = "") -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.settings = directory / "settings.toml"
         self.settings.write_text(SETTINGS)
-        self.security = {"MAGNETAR_SECURITY": security} if security else {}
         self.ports = [find_free_port("127.0.0.1") for _ in range(5)]
         self.generation = 0
         self.bookies: list[Process] = []
@@ -231,3 +231,32 @@ def test_with_a_bookie_lost_too_each_message_of_which_another_has_a_copy_is_back
         rebuild(cluster, *folders, options=("--without", gone))
         cluster.start_others()
         check_all(cluster, sent, "all")
+
+
+def test_an_operator_rebuilds_a_secured_cluster(tmp_path: Path) -> None:
+    """Its bookies know an operator by the metadata alone: their directories are read, and no bookie is asked."""
+    with SecuredCluster(tmp_path) as secured:
+        with secured.client() as client:
+            producer = client.create_producer(PLAIN)
+            sent = [b"%d" % number for number in range(50)]
+            for payload in sent:
+                producer.send(payload)
+        for each in (*secured.brokers, *secured.bookies, secured.metadata):
+            each.kill()
+        shutil.rmtree(tmp_path / "metadata")
+        listen = ("--listen", "127.0.0.1:0")
+        secured.metadata = secured.start("again", "metadata", *listen, "--data", str(tmp_path / "metadata"))
+        where = ("--metadata", secured.metadata.address)
+        folders = [str(tmp_path / f"bookie-{number}") for number in range(3)]
+        done = secured.cli("metadata", "rebuild", *folders)
+        assert done.code == 0, done.err
+        secured.bookies = [
+            secured.start(f"bookie-again-{number}", "bookie", *listen, *where, "--data", folder)
+            for number, folder in enumerate(folders)
+        ]
+        for each in secured.bookies:
+            each.wait_ready()
+        secured.brokers = [secured.start("broker-again", "broker", *listen, *where)]
+        secured.brokers[0].wait_ready()
+        with secured.client() as client:
+            assert read_all(client, PLAIN, "s", len(sent)) == sent
