@@ -195,6 +195,11 @@ class _Residues:
         _, high = self.runs[residue][at - 1]
         return self._sums[residue][at] - max(0, high - quotient + 1)
 
+    def has(self, residue: int, quotient: int) -> bool:
+        """Returns whether the entry is held."""
+        at = bisect_right(self._lows[residue], quotient)
+        return at > 0 and self.runs[residue][at - 1][1] >= quotient
+
 
 def _merge(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
@@ -214,12 +219,14 @@ def _sums(runs: list[tuple[int, int]]) -> list[int]:
 
 
 class LedgerHolders:
-    """Which bookies hold which entries of a ledger, with its ensemble size and write quorum."""
+    """Which bookies hold which entries of a ledger, with its ensemble size and write quorum. Entries of one residue
+    modulo `modulus` have the same write set: the ensemble size of a striped ledger, else 1."""
 
     def __init__(self, ensemble_size: int, write_quorum: int, held: Mapping[str, Iterable[HeldRun]]) -> None:
         self.size, self.quorum = ensemble_size, write_quorum
-        self.held = {bookie: _Residues(runs, ensemble_size) for bookie, runs in sorted(held.items())}
-        self.last = max((high * ensemble_size + residue for each in self.held.values()
+        self.modulus = ensemble_size if ensemble_size > write_quorum else 1
+        self.held = {bookie: _Residues(runs, self.modulus) for bookie, runs in sorted(held.items())}
+        self.last = max((high * self.modulus + residue for each in self.held.values()
                          for residue, runs in enumerate(each.runs) for _, high in runs[-1:]), default=-1)  # fmt: skip
 
     def slots_of_residue(self, residue: int) -> list[int]:
@@ -229,15 +236,16 @@ class LedgerHolders:
     def count(self, bookie: str, slot: int, first: int, end: int) -> int:
         """Returns how many entries of `first … end - 1` whose write set has the slot the bookie holds."""
         held, found = self.held[bookie], 0
-        for back in range(self.quorum):
-            residue = (slot - back) % self.size
-            low, high = self._quotients(residue, first, end)
-            found += held.count_below(residue, high) - held.count_below(residue, low)
+        for residue in range(self.modulus):
+            if self.modulus == 1 or (slot - residue) % self.size < self.quorum:
+                low, high = self._quotients(residue, first, end)
+                found += held.count_below(residue, high) - held.count_below(residue, low)
         return found
 
     def _quotients(self, residue: int, first: int, end: int) -> tuple[int, int]:
         """Returns the quotients (first, end) of the entries of the residue among `first … end - 1`."""
-        return (first - residue + self.size - 1) // self.size, (end - residue + self.size - 1) // self.size
+        up = self.modulus - 1 - residue
+        return (first + up) // self.modulus, (end + up) // self.modulus
 
     def walk(self, residue: int, first: int, end: int) -> Iterator[tuple[int, int, frozenset[str]]]:
         """Yields (lowest entry, number of entries, holders) of each run of entries of the residue among
@@ -246,22 +254,20 @@ class LedgerHolders:
         cuts = {low, high}
         for each in self.held.values():
             runs = each.runs[residue]
-            for begin, last in runs[max(0, bisect_right(runs, (low, low)) - 1) :]:
+            for at in range(max(0, bisect_right(runs, (low, low)) - 1), len(runs)):
+                begin, last = runs[at]
                 if begin >= high:
                     break
                 cuts.update(cut for cut in (begin, last + 1) if low < cut < high)
         for begin, stop in pairwise(sorted(cuts)):
-            holders = frozenset(
-                bookie for bookie, each in self.held.items()
-                if each.count_below(residue, begin + 1) > each.count_below(residue, begin)
-            )  # fmt: skip
-            yield begin * self.size + residue, stop - begin, holders
+            holders = frozenset(bookie for bookie, each in self.held.items() if each.has(residue, begin))
+            yield begin * self.modulus + residue, stop - begin, holders
 
     def find_uncovered(self, ensemble: Sequence[str], first: int, end: int, copies: int) -> int | None:
         """Returns the lowest entry of `first … end - 1` of which the ensemble has fewer holders in the write set than
         there are, and fewer than `copies`; None if there is none."""
         found: list[int] = []
-        for residue in range(self.size):
+        for residue in range(self.modulus):
             members = {ensemble[slot] for slot in self.slots_of_residue(residue)}
             for entry, _, holders in self.walk(residue, first, end):
                 if len(members & holders) < min(copies, len(holders)):
@@ -272,7 +278,7 @@ class LedgerHolders:
     def count_thin(self, ack_quorum: int) -> tuple[int, int]:
         """Returns (entries up to the last one that no bookie holds, those that fewer than `ack_quorum` hold)."""
         missing = thin = 0
-        for residue in range(self.size):
+        for residue in range(self.modulus):
             for _, entries, holders in self.walk(residue, 0, self.last + 1):
                 missing += entries if not holders else 0
                 thin += entries if 0 < len(holders) < ack_quorum else 0
@@ -329,13 +335,13 @@ def _choose(
         for slot, bookie in enumerate(hint[at].bookies[: holders.size]) if at >= 0 else ():
             named[bookie, slot] += 1
     scale = len(hints) * holders.size + 1  # one held entry outweighs all names
+    useful = sorted({*holders.held, *(bookie for bookie, _ in named)})
     worth = {
-        (bookie, slot): named[bookie, slot]
+        (bookie, slot): named.get((bookie, slot), 0)
         + (scale * holders.count(bookie, slot, first, end) if bookie in holders.held else 0)
-        for bookie in everyone
+        for bookie in useful
         for slot in range(holders.size)
     }
-    useful = [bookie for bookie in everyone if any(worth[bookie, slot] for slot in range(holders.size))]
     given = (_assign_best if holders.size <= EXACT_SLOTS_MAX else _assign_greedily)(useful, holders.size, worth)
     free = iter([bookie for bookie in everyone if bookie not in given.values()])
     return tuple(given[slot] if slot in given else next(free) for slot in range(holders.size))

@@ -135,7 +135,7 @@ def test_each_entry_that_is_left_has_its_holders_in_its_write_set(
     ledger = WrittenLedger(rng, size + spare, size, quorum, ack, entries)
     missing = set(rng.sample(ledger.bookies, min(away, len(ledger.bookies) - 1)))
     here = {bookie: own for bookie, own in ledger.held.items() if bookie not in missing}
-    stride = rng.choice((1, size))
+    stride = rng.choice((1, size)) if size > quorum else 1
     holders = LedgerHolders(size, quorum, {bookie: runs_of(own, stride) for bookie, own in here.items()})
     hints = [label for bookie, label in ledger.labels.items() if bookie not in missing]
     known = [bookie for bookie in ledger.bookies if bookie not in missing]
