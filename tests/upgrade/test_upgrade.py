@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import magnetar
 from magnetar.bookie import holdings
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FileHeader, decode_file_header, encode_file_header
@@ -66,6 +67,29 @@ def test_what_that_version_wrote_is_read_back_twice(archive: Path, tmp_path: Pat
             server = processes.start(name, *arguments)
             content.check(server.wait_ready())
             assert server.stop() == 0
+
+
+@pytest.mark.processes
+def test_what_an_earlier_version_wrote_is_back_after_its_metadata_is_lost(tmp_path: Path) -> None:
+    """It wrote no labels: a pass of this version makes them, and a rebuild reads the indexes of the first entries."""
+    data = _opened(ARCHIVES[0], tmp_path)
+    served = ("standalone", "--port", "0", "--data", str(data), "--config", str(tmp_path / "config.toml"))
+    with Processes(tmp_path) as processes:
+        server = processes.start("before", *served)
+        done = run_cli("bookies", "gc", "--now", "--url", server.wait_ready())
+        assert done.code == 0, done.err
+        server.kill()
+        for file in data.glob("metadata.sqlite*"):
+            file.unlink()
+        metadata = processes.start("metadata", "metadata", "--listen", "127.0.0.1:0", "--data", str(data))
+        done = run_cli("metadata", "rebuild", str(data / "bookie-1"), "--metadata", metadata.address)
+        assert done.code == 0, done.err
+        assert metadata.stop() == 0
+        server = processes.start("after", *served)
+        with magnetar.Client(server.wait_ready()) as client:
+            earliest = magnetar.InitialPosition.Earliest
+            consumer = client.subscribe("plain", "after", initial_position=earliest)
+            assert [consumer.receive(10_000).data() for _ in content.PLAIN] == content.PLAIN
 
 
 # ------------------------------------------------------------------------------------ a later version's
