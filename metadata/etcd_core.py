@@ -480,6 +480,35 @@ class ChildrenListing:
             )  # fmt: skip
 
 
+class KeyPage(NamedTuple):
+    """The names in one answer of a listing of nodes. `following`: the key at which the next page begins; empty if there
+    is none."""
+
+    names: list[str]
+    following: bytes
+
+
+def make_page_range(keys: TreeKeys, folder: str, after: str, limit: int) -> etcd.RangeRequest:
+    """Returns the request for the keys of at most `limit` nodes below `folder`, from the name after `after` on."""
+    first, end = keys.folder_range(folder)
+    key = first + after.encode() + _AFTER_SECOND if after else first
+    return etcd.RangeRequest(key=key, range_end=end, limit=limit, keys_only=True)
+
+
+def parse_page(keys: TreeKeys, folder: str, answer: etcd.RangeResponse) -> KeyPage:
+    """Returns the names of the nodes directly below `folder` that the answer to `make_page_range` has. Leaves out the
+    nodes further below, and keys of other programs."""
+    head = len(keys.folder_range(folder)[0])
+    segments = [pair.key[head:].removesuffix(SECOND_KEY_SUFFIX) for pair in answer.kvs]
+    names = [name for each in segments if b"/" not in each and (name := _decode(each))]
+    if not answer.more or not answer.kvs:
+        return KeyPage(names, b"")
+    last = answer.kvs[-1].key
+    segment, slash, _ = last[head:].partition(b"/")
+    following = last[:head] + segment + b"0" if slash else last.removesuffix(SECOND_KEY_SUFFIX) + _AFTER_SECOND
+    return KeyPage(names, following)
+
+
 # ------------------------------------------------------------------------------------------ watches
 class TreeWatch:
     """One watch of the tree: turns etcd's events into changes. The reader has received every change up to and including

@@ -50,12 +50,14 @@ from .session import (
 )
 from .store import (
     NODE_ABSENT,
+    NODES_PER_PAGE,
     CheckNodeVersion,
     CommitOperation,
     DeleteNode,
     MetadataDisk,
     MetadataStore,
     NodeChanged,
+    NodePage,
     PutNode,
     VersionedValue,
     WatchReset,
@@ -332,6 +334,12 @@ class RemoteStore(SessionStore):
         check_prefix(path)
         reply: wire.Names = await self._ask(CHILDREN_RPC, wire.GetRequest(path=path))
         return list(reply.names)
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        check_prefix(folder)
+        reply: wire.Names = await self._ask(CHILDREN_RPC, wire.GetRequest(path=folder, after=after, limit=limit))
+        # a service of an older release returns all names, also those before and those without a node
+        return NodePage([name for name in reply.names if name > after], reply.more)
 
     async def revision(self) -> int:
         reply: wire.GetReply = await self._ask(GET_RPC, wire.GetRequest(path="/cluster"))

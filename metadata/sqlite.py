@@ -49,11 +49,13 @@ from . import paths
 from .paths import INCARNATIONS
 from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode_record
 from .store import (
+    NODES_PER_PAGE,
     CheckNodeVersion,
     CommitOperation,
     MetadataDisk,
     MetadataStore,
     NodeChanged,
+    NodePage,
     PutNode,
     VersionedValue,
     WatchReset,
@@ -255,6 +257,14 @@ class SqliteStore:
         InvalidName, or Unavailable if the store is closed."""
         check_prefix(path)
         return await self._ask(partial(self._tree.children, path))
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        """Returns a page of the names of the nodes directly below `folder`, as `MetadataStore.list_nodes` does. Raises
+        InvalidName, or Unavailable if the store is closed."""
+        check_prefix(folder)
+        assert limit >= 1, "a page has a name"
+        names = await self._ask(partial(self._tree.list_nodes, folder, after, limit))
+        return NodePage(names, len(names) == limit)
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
         """Queues a read and returns a future of its result. A text as `read` means: the node at this path."""
@@ -548,6 +558,10 @@ class LocalSession(MetadataStore):
     async def children(self, path: str) -> list[str]:
         self._store.check_session(self._session)
         return await self._store.children(path)
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        self._store.check_session(self._session)
+        return await self._store.list_nodes(folder, after, limit)
 
     async def measure_disk(self) -> MetadataDisk | None:
         return await self._store.measure_disk()

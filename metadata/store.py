@@ -30,8 +30,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
+from pyroaring import BitMap64
 
-from ..proto.errors import BadVersion, MagnetarError, NodeExists, OutcomeUnknown, TimedOut
+from ..proto.errors import BadVersion, InternalError, MagnetarError, NodeExists, OutcomeUnknown, TimedOut
 from . import paths
 from .records import (
     CLUSTER_FORMAT,
@@ -51,6 +52,9 @@ NODE_ABSENT = -1
 """As an expected version: the node must not exist."""
 ANY_VERSION = -2
 """As an expected version: the node may have any version, or may not exist."""
+
+NODES_PER_PAGE = 3000
+"""Names of one page of a listing: 60 kB of ledgers, and a few milliseconds of a store."""
 
 VALUE_BYTES_MAX = 1 << 20
 """The largest value of a node, in bytes, as in ZooKeeper."""
@@ -126,6 +130,14 @@ class MetadataDisk(NamedTuple):
     refusal: str = ""
 
 
+class NodePage(NamedTuple):
+    """A part of the names of the nodes directly below a folder, sorted. `more`: there may be further names after the
+    last of `names`; if it is False, `names` has all that were left."""
+
+    names: list[str]
+    more: bool
+
+
 class MetadataStore(Protocol):
     """A client's session with the metadata tree. The module's docstring says what its callers may rely on. Implemented
     by LocalSession, RemoteStore, ZookeeperStore and EtcdStore, and by ReconnectingStore, which uses several in turn.
@@ -146,6 +158,16 @@ class MetadataStore(Protocol):
         Linearizable, as `get` is: the result includes every commit that was answered to any client before the call. A
         bookie deletes the ledgers that are not listed, so a store that could read an older state (ZooKeeper) syncs
         first. Returns an empty list if there is no node below `path`. Raises the errors of `get`."""
+        ...
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        """Returns a page of the names (segments) of the nodes directly below `folder` that sort after the name `after`:
+        usually at most `limit`, which must be at least 1. Unlike `children`, leaves out names that have no node of
+        their own, only nodes below them.
+
+        Each page is linearizable by itself, as `get` is; two pages may be of different revisions. So of the nodes that
+        existed when the first page was asked for, only those that were deleted meanwhile are missing. A store that can
+        read a folder only as a whole returns all names that are left at once. Raises the errors of `get`."""
         ...
 
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
@@ -291,6 +313,34 @@ def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
     """Returns the ledger ids in `names`, the names of the nodes below `folder`. Leaves out names that are no ledger
     ids; they are logged and counted (`UNREADABLE_RECORDS`)."""
     return [ledger for name in names if (ledger := ledger_id_of(f"{folder}/{name}")) is not None]
+
+
+async def iterate_nodes(
+    store: MetadataStore, folder: str, after: str = "", limit: int = NODES_PER_PAGE
+) -> AsyncIterator[list[str]]:
+    """Yields the names of the nodes directly below `folder` that sort after `after`, sorted, in pages of
+    `MetadataStore.list_nodes`. So a folder with a million nodes is never in memory as a whole, unless the store can
+    read it only so. Raises the errors of that method; then the names are not complete."""
+    more = True
+    while more:
+        names, more = await store.list_nodes(folder, after, limit)
+        if names:
+            after = names[-1]
+            for start in range(0, len(names), limit):  # of a store that returns all: the caller goes on in parts
+                yield names[start : start + limit]
+                await asyncio.sleep(0)
+        elif more:
+            raise InternalError(f"{folder}: the metadata returned an empty page after {after!r} that is not the last")
+
+
+async def read_ledger_ids(store: MetadataStore, folder: str = paths.LEDGERS) -> BitMap64:
+    """Returns the ids of the ledgers that have a node directly below `folder`, read in pages: a million consecutive ids
+    take 130 kB. Leaves out names that are no ledger ids; they are logged and counted (`UNREADABLE_RECORDS`). Raises the
+    errors of `iterate_nodes`."""
+    found = BitMap64()
+    async for names in iterate_nodes(store, folder):
+        found.update(parse_ledger_ids(folder, names))
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------- update

@@ -1618,10 +1618,12 @@ class Name(_message.Message):
     def __init__(self, name: _Optional[str] = ..., precise_backlog: bool = ...) -> None: ...
 
 class Names(_message.Message):
-    __slots__ = ("names",)
+    __slots__ = ("names", "more")
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+    more: bool
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., more: bool = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
     __slots__ = ("name", "force", "incarnation")
@@ -2986,10 +2988,14 @@ class BackupReply(_message.Message):
     def __init__(self, path: _Optional[str] = ..., revision: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("path",)
+    __slots__ = ("path", "after", "limit")
     PATH_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     path: str
-    def __init__(self, path: _Optional[str] = ...) -> None: ...
+    after: str
+    limit: int
+    def __init__(self, path: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class GetReply(_message.Message):
     __slots__ = ("exists", "value", "version", "revision", "ephemeral")

@@ -13,6 +13,8 @@ ledger with other state of a topic also has its kind (`TOPIC_LEDGER_PROPERTY_SET
   stays until an operator deletes it (`magnetar ledgers orphans --delete --unexplained`).
 - **missing**: a ledger that a topic lists and that does not exist. That is lost data: an alarm, and nothing is changed.
 
+A search keeps some bits of each ledger in memory, and reads the names of ledgers and topics in pages.
+
 Safety. Ledgers are listed before the records are read, so a ledger that is created or listed meanwhile is no orphan.
 Any read that fails ends the search, and nothing is deleted. A number anywhere in a record counts as
 a reference (snapshots, buckets and compacted ledgers included), and a ledger with other properties is never touched, so
@@ -26,21 +28,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
+from pyroaring import BitMap64
 
 from ...ledger import LedgerClient
 from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, MetadataRecord, TopicRecord
-from ...metadata.store import MetadataStore, get_record, parse_ledger_ids
+from ...metadata.store import MetadataStore, get_record, iterate_nodes, read_ledger_ids
 from ...proto.errors import LedgerNotFound
 from ...proto.names import TopicName, parse_number
 
 _LOG = logging.getLogger("magnetar.broker")
 
 LEDGERS_READ_AT_ONCE = 50
+LEDGER_IDS_END = 1 << 63
+"""Ledger ids are smaller."""
 TOPIC_LEDGER_PROPERTY_SETS = (
     {"topic"},
     *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted", "transactions", "key_index")),
@@ -79,23 +85,22 @@ class OrphanSearchResult(NamedTuple):
 async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> OrphanSearchResult:
     """Searches the metadata for orphaned ledgers that are at least `age_s` seconds old, and for missing ledgers.
     `now_ms`: the wall clock. Changes nothing. Raises the errors of the metadata; then nothing is known."""
-    ledger_ids = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
-    referred, listed = set[int](), list[MissingLedger]()
+    there = await read_ledger_ids(metadata)
+    unreferred, suspects = there.copy(), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
-        for local in await _children(metadata, paths.topics(tenant, namespace)):
-            found = await get_record(metadata, paths.topic(tenant, namespace, local), TopicRecord)
-            if found is not None:
-                referred.update(_numbers(found[0]))
-                name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
-                listed += [MissingLedger(each.ledger_id, name) for each in found[0].ledgers]
-            referred.update(await _of_cursors(metadata, tenant, namespace, local))
-    referred.update(await _of_coordinators(metadata))
-    there = set(ledger_ids)
-    missing = [each for each in listed if each.ledger_id not in there and await _is_missing(metadata, each)]
-    orphans = []
-    candidates = [ledger_id for ledger_id in ledger_ids if ledger_id not in referred]
-    for start in range(0, len(candidates), LEDGERS_READ_AT_ONCE):
-        some = candidates[start : start + LEDGERS_READ_AT_ONCE]
+        async for names in iterate_nodes(metadata, paths.topics(tenant, namespace)):
+            for local in map(paths.decode_segment, names):
+                found = await get_record(metadata, paths.topic(tenant, namespace, local), TopicRecord)
+                if found is not None:
+                    unreferred -= _possible_ids(found[0])
+                    name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
+                    ids = (each.ledger_id for each in found[0].ledgers)
+                    suspects += [MissingLedger(each, name) for each in ids if each not in there]
+                unreferred -= await _of_cursors(metadata, tenant, namespace, local)
+    unreferred -= await _of_coordinators(metadata)
+    missing = [each for each in suspects if await _is_missing(metadata, each)]
+    orphans, candidates = [], iter(unreferred)
+    while some := list(islice(candidates, LEDGERS_READ_AT_ONCE)):
         records = await asyncio.gather(*[get_record(metadata, paths.ledger(each), LedgerRecord) for each in some])
         orphans += [orphan for found in records if found and (orphan := _orphan(found[0], now_ms, age_s))]
     noted = await deletions.find_deleted_ledgers(metadata, [each.ledger_id for each in orphans])
@@ -155,18 +160,23 @@ async def _children(metadata: MetadataStore, path: str) -> list[str]:
     return [paths.decode_segment(each) for each in await metadata.children(path)]
 
 
-async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, local: str) -> Iterable[int]:
+def _possible_ids(record: MetadataRecord) -> BitMap64:
+    """Returns every whole number in the record that may be the id of a ledger."""
+    return BitMap64(number for number in _numbers(record) if 0 <= number < LEDGER_IDS_END)
+
+
+async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, local: str) -> BitMap64:
     names = await _children(metadata, paths.cursors(tenant, namespace, local))
     records = [await get_record(metadata, paths.cursor(tenant, namespace, local, each), CursorRecord) for each in names]
-    return [number for found in records if found is not None for number in _numbers(found[0])]
+    return BitMap64().union(*(_possible_ids(found[0]) for found in records if found is not None))
 
 
-async def _of_coordinators(metadata: MetadataStore) -> Iterable[int]:
+async def _of_coordinators(metadata: MetadataStore) -> BitMap64:
     records = [
         await get_record(metadata, paths.coordinator(number), CoordinatorRecord)
         for number in paths.parse_coordinators(await metadata.children(paths.COORDINATORS))
     ]
-    return [found[0].ledger_id for found in records if found is not None]
+    return BitMap64(found[0].ledger_id for found in records if found is not None)
 
 
 async def _is_missing(metadata: MetadataStore, suspect: MissingLedger) -> bool:
@@ -197,9 +207,9 @@ async def delete_orphans(
         except LedgerNotFound:
             continue
         found = await get_record(metadata, paths.topic(name.tenant, name.namespace, name.stored_local), TopicRecord)
-        referred = set(_numbers(found[0])) if found is not None else set[int]()
-        referred.update(await _of_cursors(metadata, name.tenant, name.namespace, name.stored_local))
-        referred.update(await _of_coordinators(metadata))
+        referred = _possible_ids(found[0]) if found is not None else BitMap64()
+        referred |= await _of_cursors(metadata, name.tenant, name.namespace, name.stored_local)
+        referred |= await _of_coordinators(metadata)
         if orphan.ledger_id not in referred:
             await ledgers.delete(orphan.ledger_id)
             _LOG.info("orphan ledger %d of %s is deleted", orphan.ledger_id, orphan.topic)

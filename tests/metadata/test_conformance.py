@@ -17,6 +17,8 @@ from magnetar.metadata.store import (
     VersionedValue,
     WatchReset,
     allocate_ids,
+    iterate_nodes,
+    read_ledger_ids,
     update_node,
 )
 from magnetar.proto.errors import (
@@ -266,3 +268,61 @@ async def test_a_store_measures_the_disk_of_the_tree_if_it_knows_it(backend: Bac
         assert (found.backup_ms, found.backup_every_ms, found.backup_failure) == (0, 0, "")
     else:
         assert found is None, "on ZooKeeper and etcd, and in memory"
+
+
+@conformance
+async def test_pages_of_a_folder_have_each_node_once_in_order_and_no_folder(backend: Backend) -> None:
+    store = await backend.store()
+    names = ["a", "a b", "a-b", "a.", "b", "ä", "10", "9", "a-bc"]
+    for name in names:
+        await store.put(f"/f/{name}", b"")
+    for path in ("/f/a/below", "/f/a-/only/deep", "/f/b/x/y", "/f", "/f0", "/f-", "/g/a"):
+        await store.put(path, b"")
+    for limit in (1, 2, 4, 100):
+        found: list[str] = []
+        more = True
+        while more:
+            page = await store.list_nodes("/f", found[-1] if found else "", limit)
+            assert page.names or not page.more, "a page that is empty is the last"
+            found, more = found + page.names, page.more
+        assert found == sorted(names), limit
+    assert (await store.list_nodes("/f", "a-b")).names == ["a-bc", "a.", "b", "ä"]
+    assert await store.list_nodes("/nothing") == ([], False)
+    assert [name async for part in iterate_nodes(store, "/f", "a-b", 2) for name in part] == ["a-bc", "a.", "b", "ä"]
+    assert (await store.list_nodes("/")).names == ["f", "f-", "f0"]
+    with pytest.raises(InvalidName):
+        await store.list_nodes("no/path")
+
+
+@conformance
+async def test_a_node_written_twice_in_a_commit_is_on_one_page_once(backend: Backend) -> None:
+    """An etcd keeps it at another key."""
+    store = await backend.store()
+    for name in ("a", "b", "c"):
+        await store.put(f"/f/{name}", b"")
+    await store.commit([PutNode("/f/b", b"1"), PutNode("/f/b", b"2")])
+    await store.commit([DeleteNode("/f/b"), PutNode("/f/b", b"3")])
+    found = [part async for part in iterate_nodes(store, "/f", limit=1)]
+    assert found == [["a"], ["b"], ["c"]]
+
+
+@conformance
+async def test_a_listing_in_pages_misses_nothing_that_was_there_before_and_stays(backend: Backend) -> None:
+    store = await backend.store()
+    for number in range(0, 20, 2):
+        await store.put(f"/f/{number:02}", b"")
+    found: list[str] = []
+    async for names in iterate_nodes(store, "/f", limit=3):
+        found += names
+        await store.put(f"/f/{len(found) + 1:02}", b"")
+        await store.delete(f"/f/{18:02}")
+    assert {f"{number:02}" for number in range(0, 18, 2)} <= set(found)
+    assert found == sorted(set(found))
+
+
+@conformance
+async def test_ids_of_ledgers_are_read_and_other_names_left_out(backend: Backend) -> None:
+    store = await backend.store()
+    for name in (f"{7:020}", f"{2**40:020}", "x", f"{9:019}"):
+        await store.put(f"/ledgers/{name}", b"")
+    assert list(await read_ledger_ids(store)) == [7, 2**40]
