@@ -63,8 +63,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.broker")
 
 OpenMetadataSession = Callable[[], Awaitable[MetadataStore]]
-BLOCKED_CHECK_INTERVAL_S = 1.0
-"""Seconds between two checks while a backlog quota blocks producers: they learn that late that there is room."""
 LOAD_REPORT_INTERVAL_S = 10.0
 """Seconds between two reports of a broker's load; a report is a write of the metadata, if the load has changed."""
 ORDERS_CHECK_INTERVAL_S = 1.0
@@ -200,12 +198,8 @@ class Broker:
 
     async def _maintain_topics(self) -> None:
         while True:
-            interval_s = self._config.trim_interval_s
-            await asyncio.sleep(
-                min(interval_s, BLOCKED_CHECK_INTERVAL_S) if self.topic_manager.is_blocking_producers else interval_s
-            )
             try:
-                await self.topic_manager.maintain_topics()
+                await self.topic_manager.maintain_topics_in_buckets(self._config.trim_interval_s)
             except Exception:  # a fault in one topic must not end the upkeep of all
                 _LOG.exception("topics were not looked after")
             try:

@@ -199,6 +199,11 @@ class KeyIndexes:
                 self._tasks = Tasks()
             self._task = self._tasks.spawn(self._run(), f"key indexes of {self.topic}")
 
+    @property
+    def is_building(self) -> bool:
+        """Returns True while a task builds or removes indexes."""
+        return self._task is not None
+
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
         """Returns None, because an index needs no ledger to be kept."""
         return None
