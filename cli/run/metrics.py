@@ -423,6 +423,8 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
         largest = survey.largest.values() if level == "namespace" else ()
         topics = list({facts.topic.name.full: facts.topic for each in largest for facts in each}.values())
     _sums(page, survey, len(owned.loaded), len(topics), by_namespace=level != "none")
+    text = "Broker: idle topics that were unloaded since it was started."
+    page.add_counter("magnetar_broker_idle_topics_unloaded_total", text, owned.idle_unloads)
     if pulsar is not None:
         pulsar.add(page, owned, survey, topics, each=level in ("all", "topic"))
     unread = await _topics(page, owned.world.clock, topics, TopicTransactionSeries(page, cluster))
