@@ -40,7 +40,8 @@ def _measure(options: Options, count: int, run: Run, *settings: str) -> None:
     with server(options.bookies, *settings) as running:
         asyncio.run(_first(running.url))
         before = Usage(running.pid).read()["rss_mb"]
-        asyncio.run(_made(running.url, running.metrics_url, running.pid, count, before, run, min(SETTLE_S, options.seconds)))
+        settle_s = min(SETTLE_S, options.seconds)
+        asyncio.run(_made(running.url, running.metrics_url, running.pid, count, before, run, settle_s))
         running.kill()
         begin = time.perf_counter()
         running.start()

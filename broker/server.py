@@ -48,7 +48,7 @@ from .common.retry import LogThrottle
 from .grpc import checked as later
 from .grpc.checked import AuthorizedService
 from .grpc.connection import BrokerService
-from .node.load_turns import MEMORY_MEASURE_INTERVAL_S
+from .node.load_turns import MEMORY_MEASURE_INTERVAL_S, MEMORY_MEASURE_INTERVAL_S_PER_TOPIC
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
 from .session.schedules import ScheduleRunner
@@ -261,8 +261,9 @@ class Broker:
 
     async def _measure_memory(self) -> None:
         while True:
-            await asyncio.sleep(MEMORY_MEASURE_INTERVAL_S)
-            await self.topic_manager.state.measure_topics(self.topic_manager.loaded.values())
+            loaded = self.topic_manager.loaded
+            await asyncio.sleep(max(MEMORY_MEASURE_INTERVAL_S, len(loaded) * MEMORY_MEASURE_INTERVAL_S_PER_TOPIC))
+            await self.topic_manager.state.measure_topics(loaded.values())
 
     async def _sweep(self) -> None:
         while True:

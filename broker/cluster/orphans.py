@@ -45,6 +45,7 @@ from ...proto.names import TopicName, parse_number
 _LOG = logging.getLogger("magnetar.broker")
 
 LEDGERS_READ_AT_ONCE = 50
+TOPICS_READ_AT_ONCE = 50
 LEDGER_IDS_END = 1 << 63
 """Ledger ids are smaller."""
 TOPIC_LEDGER_PROPERTY_SETS = (
@@ -88,15 +89,11 @@ async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Or
     there = await read_ledger_ids(metadata)
     unreferred, suspects = there.copy(), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
-        async for names in iterate_nodes(metadata, paths.topics(tenant, namespace)):
-            for local in map(paths.decode_segment, names):
-                found = await get_record(metadata, paths.topic(tenant, namespace, local), TopicRecord)
-                if found is not None:
-                    unreferred -= _possible_ids(found[0])
-                    name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
-                    ids = (each.ledger_id for each in found[0].ledgers)
-                    suspects += [MissingLedger(each, name) for each in ids if each not in there]
-                unreferred -= await _of_cursors(metadata, tenant, namespace, local)
+        async for names in iterate_nodes(metadata, paths.topics(tenant, namespace), limit=TOPICS_READ_AT_ONCE):
+            reads = (_of_topic(metadata, tenant, namespace, paths.decode_segment(each), there) for each in names)
+            for referred, absent in await asyncio.gather(*reads):
+                unreferred -= referred
+                suspects += absent
     unreferred -= await _of_coordinators(metadata)
     missing = [each for each in suspects if await _is_missing(metadata, each)]
     orphans, candidates = [], iter(unreferred)
@@ -108,6 +105,20 @@ async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Or
     return OrphanSearchResult(
         [o._replace(unexplained=not known) for o, known in zip(orphans, explained, strict=True)], missing
     )
+
+
+async def _of_topic(
+    metadata: MetadataStore, tenant: str, namespace: str, local: str, there: BitMap64
+) -> tuple[BitMap64, list[MissingLedger]]:
+    """Returns the numbers in the records of a topic and of its subscriptions, and which of the topic's ledgers are not
+    among `there`."""
+    referred = await _of_cursors(metadata, tenant, namespace, local)
+    found = await get_record(metadata, paths.topic(tenant, namespace, local), TopicRecord)
+    if found is None:
+        return referred, []
+    name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
+    ids = (each.ledger_id for each in found[0].ledgers)
+    return referred | _possible_ids(found[0]), [MissingLedger(each, name) for each in ids if each not in there]
 
 
 async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:

@@ -243,7 +243,9 @@ class KeyIndexes:
 
     def _has_left_over(self) -> bool:
         record = self._log.record
-        listed = {each.ledger_id for each in record.ledgers} if record.key_indexes else set[int]()
+        if not record.key_indexes:
+            return False
+        listed = {each.ledger_id for each in record.ledgers}
         return any(each.ledger_id not in listed for each in record.key_indexes)
 
     async def _run(self) -> None:

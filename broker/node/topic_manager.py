@@ -89,7 +89,7 @@ from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import CommittedHalfPublisher, InternalProducer, TopicTransactionSettler
 from .load_turns import BrokerStateMemory, TopicLoadQueue
-from .survey import TopicGroupTotals, TopicSurveyRunner
+from .survey import TOPICS_WALKED_ON_REQUEST, TopicGroupTotals, TopicSurveyRunner
 
 if TYPE_CHECKING:
     from ...ledger.bookies import Bookies
@@ -997,11 +997,20 @@ class TopicManager:
         again and again. Must not be called twice at a time."""
         topics = list(self.loaded.values())
         buckets = max(1, -(-len(topics) // TOPICS_PER_BUCKET))
+        if is_measured := len(topics) > TOPICS_WALKED_ON_REQUEST:
+            self.survey.begin_round()
+        else:
+            self.survey.stop_rounds()
         for bucket in range(buckets):
             await self._pause_maintenance(interval_s / buckets)
             if buckets == 1:
                 topics = list(self.loaded.values())
-            await self._maintain(topics[bucket * TOPICS_PER_BUCKET : (bucket + 1) * TOPICS_PER_BUCKET])
+            part = topics[bucket * TOPICS_PER_BUCKET : (bucket + 1) * TOPICS_PER_BUCKET]
+            await self._maintain(part)
+            if is_measured:
+                await self.survey.add_to_round([each for each in part if not each.is_ended])
+        if is_measured:
+            self.survey.end_round()
 
     async def _pause_maintenance(self, seconds: float) -> None:
         clock = self.world.clock

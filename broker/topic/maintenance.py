@@ -97,7 +97,10 @@ class TopicMaintenance:
         while a producer or a consumer is connected, or a transaction is open. The time without use is only as exact as
         the calls of this method and of `on_topic_used`."""
         topic, now = self._topic, self._world.clock.monotonic()
-        if topic.connected_client_count or topic.transactions.open_transactions:
+        if not topic.applied.inactive_s:
+            self._unused_since = now  # the time begins when a policy asks for it
+            return False
+        if topic.has_clients or topic.transactions.open_transactions:
             self._unused_since = now
         durable = self._durable()
         return is_topic_inactive(
@@ -111,14 +114,13 @@ class TopicMaintenance:
         seconds it must not have been used; 0: it is never unloaded. The time without use is only as exact as the calls
         of this method."""
         topic, now = self._topic, self._world.clock.monotonic()
-        clients = topic.connected_client_count
-        if clients:
+        if clients := topic.has_clients:
             self.asked_s = now
         if not unload_idle_s or now - self.asked_s < unload_idle_s:  # the usual case, before anything else is read
             return TopicStays.CLIENTS if clients else TopicStays.USED if unload_idle_s else TopicStays.NOT_UNLOADED
         durable, shape = self._durable(), topic.log.shape
         use = TopicUse(
-            topic.name.persistent, clients, now - self.asked_s,
+            topic.name.persistent, topic.connected_client_count, now - self.asked_s,
             transactions=any((topic.transactions.open_transactions, *(each.pending_transactions for each in durable))),
             backlog=any(shape.has_readable_entry_after(each.cursor.mark) for each in durable),
             work=topic.compaction.is_running or topic.key_indexes.is_building

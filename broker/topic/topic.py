@@ -373,6 +373,11 @@ class Topic:
         await self.trim_ledgers(retained=False)
 
     @property
+    def has_clients(self) -> bool:
+        """Returns True if a producer or a consumer is connected."""
+        return len(self.producers) > 0 or any(each.consumers for each in self.subscriptions.values())
+
+    @property
     def connected_client_count(self) -> int:
         """Returns the number of connected producers and consumers."""
         return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())

@@ -190,6 +190,7 @@ async def test_a_search_reads_ledgers_and_topics_in_pages_and_each_record_once(
         await TestProducer(running.world, running.brokers[0], f"{TOPIC}-{number}").opened()
     left = await ledgers.create(properties={"topic": f"{TOPIC}-3"})
     monkeypatch.setattr("magnetar.metadata.store.iterate_nodes.__defaults__", ("", 2))
+    monkeypatch.setattr("magnetar.broker.cluster.orphans.TOPICS_READ_AT_ONCE", 2)
     list_nodes, get = metadata.list_nodes, metadata.get
     pages, read = list[tuple[str, int]](), list[str]()
 

@@ -325,10 +325,13 @@ async def test_a_round_looks_at_each_topic_once_in_buckets_and_makes_tasks_for_t
     monkeypatch.setattr(type(topic.maintenance), "run_due_work", worked_on)
     await manager.policies.change_policies(NAME.namespace_name, None, _ttl(1))
     at.clock.ahead_s += 100
+    monkeypatch.setattr(topic_manager, "TOPICS_WALKED_ON_REQUEST", 6)
     await manager.maintain_topics_in_buckets(0.03)
     assert buckets == [3, 3, 1]
     assert sorted(looked) == sorted(manager.loaded)
     assert worked == [f"{TOPIC}-5"], "the only one with a message"
+    monkeypatch.setattr(manager.survey, "_topics", list)  # what a walk on request would find
+    assert (await manager.survey.run_survey()).total.topics == 7
 
 
 def _ttl(seconds: int) -> Any:
