@@ -1954,14 +1954,18 @@ class BalanceStatusReply(_message.Message):
     def __init__(self, is_on: bool = ..., leader: _Optional[str] = ..., moves: _Optional[int] = ..., failed: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerScoreRow, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
-    __slots__ = ("namespace", "partitions", "in_memory_here")
+    __slots__ = ("namespace", "partitions", "in_memory_here", "after", "limit")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     IN_MEMORY_HERE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     partitions: bool
     in_memory_here: bool
-    def __init__(self, namespace: _Optional[str] = ..., partitions: bool = ..., in_memory_here: bool = ...) -> None: ...
+    after: str
+    limit: int
+    def __init__(self, namespace: _Optional[str] = ..., partitions: bool = ..., in_memory_here: bool = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class NamespaceStatsRequest(_message.Message):
     __slots__ = ("namespace", "after", "brief")

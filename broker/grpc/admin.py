@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 from ...metadata.records import NamespaceRecord, Schedule, TenantRecord
@@ -332,13 +334,16 @@ class AdminService:
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
         """Returns the sorted names of the topics of a namespace that the caller may look up. These are the stored
-        topics, or with `in_memory_here` the non-persistent topics that this broker has loaded. If the namespace does
-        not exist, raises NotFound for an administrator of its tenant, and returns nothing for other callers."""
+        topics, or with `in_memory_here` the non-persistent topics that this broker has loaded. With `after` and `limit`
+        in the request, only the page of at most `limit` names after the name `after`. If the namespace does not exist,
+        raises NotFound for an administrator of its tenant, and returns nothing for other callers."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         if request.in_memory_here:
             return [*filter(shown, sorted(await self._administration.list_loaded_non_persistent_topics(name)))]
-        return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
+        names = await self._topics_of(name, context.principal, partitions=request.partitions)
+        found = filter(shown, names[bisect_right(names, request.after) :] if request.after else names)
+        return [*islice(found, request.limit or None)]
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
         """Returns the topics of a namespace. If the namespace is missing, raises NotFound for its administrators, and

@@ -688,7 +688,7 @@ class AdminClient(ClosedAfterAsyncWith):
 
         Non-persistent topics are included if they have partitions or are in use. Raises TenantNotFound or
         NamespaceNotFound if there is no such namespace; a caller who does not administer the tenant gets an empty list
-        then.
+        then. Asks in pages of TOPICS_PER_PAGE names, so the list may change between two of them.
         """
 
     async def transaction(self, txn: TxnId | str) -> values.TransactionStats:

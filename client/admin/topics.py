@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -40,14 +41,26 @@ from .grpc_transport import (
 )
 
 
+TOPICS_PER_PAGE = 20_000
+"""Names of topics in one answer of a broker: at most 15 MiB, where an answer has room for 16 MiB."""
+
+
 async def topics(self: OperationCaller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
     """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of
     each partition in place of the name of its topic.
 
     Non-persistent topics are included if they have partitions or are in use. Raises TenantNotFound or
     NamespaceNotFound if there is no such namespace; a caller who does not administer the tenant gets an empty list
-    then."""
-    return await self._all(op.LIST_TOPICS, namespace=to_full_namespace_name(namespace), partitions=partitions)
+    then. Asks in pages of TOPICS_PER_PAGE names, so the list may change between two of them."""
+    asked = {"namespace": to_full_namespace_name(namespace), "partitions": partitions, "limit": TOPICS_PER_PAGE}
+    found: list[str] = []
+    while True:
+        page = await self._all(op.LIST_TOPICS, **asked, after=found[-1] if found else "")
+        if found:  # a broker of an older release answers all names each time
+            page = page[bisect_right(page, found[-1]) :]
+        found += page
+        if len(page) != TOPICS_PER_PAGE:
+            return found
 
 
 async def update_topic(self: OperationCaller, topic: str, *, partitions: int) -> None:
