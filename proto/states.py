@@ -188,7 +188,7 @@ class TopicStays(_Words):
     TRANSACTION = "a transaction with messages or acknowledgements of it is open"
     BACKLOG = "a durable subscription has not acknowledged everything"
     WORK = "it is compacted, indexed or searched, or changes its ledger"
-    RETENTION = "messages of it will be deleted when their retention ends"
+    RETENTION = "messages of it are about to be deleted"
     DELETED_UNUSED = "a policy deletes it, or its subscriptions, when they were unused for long enough"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from pyroaring import BitMap64
@@ -259,7 +259,7 @@ class Auditor:
         left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
         ledgers = {**changed, **dict.fromkeys(left)}
         if ledgers:
-            marked = frozenset(await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS))
+            marked = await read_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
@@ -278,7 +278,7 @@ class Auditor:
         await asyncio.gather(*[keep() for _ in range(RECORD_READS_AT_ONCE)])
 
     async def _judge(
-        self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: Container[int] | None = None, *,
+        self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: BitMap64 | None = None, *,
         changed: bool = False,
     ) -> None:  # fmt: skip
         """Sets the ledger's repair mark, or removes it. `marked`, the ledgers that had a mark a moment ago, saves a

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
@@ -281,6 +283,7 @@ class TopicManager:
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self.idle_unloads = 0  # topics that were unloaded because they were idle
         self._unloading: dict[str, asyncio.Task[None]] = {}  # idle topics that are being closed, by full name
+        self._releases: list[tuple[float, str]] = []  # a heap: when to load an unloaded topic for its retention
         self._blocking: dict[Topic, None] = {}  # topics whose quota blocks producers, as maintenance found
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
         self._ordered_to_drain = False
@@ -988,6 +991,7 @@ class TopicManager:
     async def maintain_topics(self) -> None:
         """Runs the maintenance of each loaded topic once (such as expiry and trimming), deletes unused topics if their
         policies say so, and unloads idle ones. Only logs errors of single topics."""
+        await self._load_released_topics()
         await self._maintain(list(self.loaded.values()))
 
     async def maintain_topics_in_buckets(self, interval_s: float) -> None:
@@ -995,6 +999,7 @@ class TopicManager:
         TOPICS_PER_BUCKET topics, then of the next ones, with pauses of equal lengths. While backlog quotas block the
         producers of topics, these topics are maintained every BLOCKED_CHECK_INTERVAL_S, too. The broker calls this
         again and again. Must not be called twice at a time."""
+        await self._load_released_topics()
         topics = list(self.loaded.values())
         buckets = max(1, -(-len(topics) // TOPICS_PER_BUCKET))
         if is_measured := len(topics) > TOPICS_WALKED_ON_REQUEST:
@@ -1055,10 +1060,33 @@ class TopicManager:
             return
         del self.loaded[name]
         self.idle_unloads += 1
+        if (release_s := topic.maintenance.find_release_time_s()) < math.inf:
+            heappush(self._releases, (release_s, name))
         _LOG.debug("topic %s is idle: it is unloaded", name)
         ending = self._unloading[name] = self._ending.spawn(self._close_topic(topic), f"unload of {name}")
         ending.add_done_callback(lambda _: self._unloading.pop(name, None))
         await asyncio.wait([ending])
+
+    async def _load_released_topics(self) -> None:
+        """Loads the idle topics that were unloaded with messages whose retention has ended since, so that maintenance
+        deletes them. Leaves out topics of bundles that this broker does not own any more."""
+        session, now, due = self._session, self.world.clock.monotonic(), list[str]()
+        if session is None or not session.settled:
+            return
+        while self._releases and self._releases[0][0] <= now and len(due) < TOPICS_PER_BUCKET:
+            due.append(heappop(self._releases)[1])
+
+        async def load(name: TopicName) -> None:
+            try:
+                namespace = await session.catalog.get_cached_namespace(name.namespace_name)
+                if session.ownership.is_owned(session.ownership.owner_record_path(name, namespace)):
+                    await self.load_topic(name, create=False)
+            except MagnetarError as error:
+                _LOG.debug("%s is not loaded for its retention: %s", name, error)
+
+        for start in range(0, len(due), TOPICS_MAINTAINED_AT_ONCE):
+            part = [TopicName.parse(each) for each in due[start : start + TOPICS_MAINTAINED_AT_ONCE]]
+            await run_together([load(each) for each in part if each.full not in self.loaded], "topic-release")
 
     async def _delete_inactive(self, inactive: Sequence[Topic]) -> None:
         for topic in inactive:

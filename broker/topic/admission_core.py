@@ -25,6 +25,7 @@ most TOKEN_BUCKETS_MAX are kept. Guarding tests: tests/broker/topic/test_admissi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
@@ -198,10 +199,10 @@ class TopicAdmission:
 #   `subscription_expiration_s`, as far as the broker that serves the topic has seen it: after a restart the time begins
 #   again, so one is never deleted too early (maintenance.py `TopicMaintenance.delete_idle_subscriptions`).
 #
-# - **Idle topics** (`why_topic_stays`): a topic that has no client, no backlog and no work, now or at any later time by
-#   itself, is unloaded when it was not used for `unload_idle_s`. Nothing happens to it meanwhile: what a clock would do
-#   to a topic (expiry, retention, the deletion of unused topics and subscriptions) keeps it loaded. Its next use loads
-#   it again.
+# - **Idle topics** (`why_topic_stays`): a topic that has no client, no backlog and no work is unloaded when it was not
+#   used for `unload_idle_s`. Its next use loads it again; so does its broker when the retention of its messages has
+#   ended (`compute_release_delay_s`), to delete them. What else a clock would do to a topic (expiry, the deletion of
+#   unused topics and subscriptions) keeps it loaded.
 #
 # Bytes after a mark inside a ledger are estimated by its entries' average size. Guarding test: test_upkeep.py.
 
@@ -320,7 +321,6 @@ def why_topic_stays(
 ) -> TopicStays | None:
     """Returns the reason why a topic stays loaded; None if the broker may unload it. `unread`: the retention for a
     topic without durable subscriptions, NO_RETENTION if it has one; `unload_idle_s`: the setting, 0: never."""
-    retention = Retention(applied.retention_minutes, applied.retention_mib)
     reasons = (
         (not unload_idle_s, TopicStays.NOT_UNLOADED),
         (not use.persistent, TopicStays.IN_MEMORY),
@@ -329,7 +329,7 @@ def why_topic_stays(
         (use.transactions, TopicStays.TRANSACTION),
         (use.backlog, TopicStays.BACKLOG),
         (use.work, TopicStays.WORK),
-        (use.bytes > 0 and not (_is_for_ever(unread) or _is_for_ever(retention)), TopicStays.RETENTION),
+        (use.bytes > 0 and compute_release_delay_s(applied, unread) == 0, TopicStays.RETENTION),
         (
             applied.inactive_s > 0 or (use.subscriptions > 0 and applied.subscription_expiration_s > 0),
             TopicStays.DELETED_UNUSED,
@@ -338,6 +338,11 @@ def why_topic_stays(
     return next((reason for applies, reason in reasons if applies), None)
 
 
-def _is_for_ever(retention: Retention) -> bool:
-    """Returns True if no message is released by the passing of time alone."""
-    return retention.minutes < 0 or (retention.minutes == 0 and retention.mib != 0)
+def compute_release_delay_s(applied: AppliedPolicies, unread: Retention) -> float:
+    """Returns the seconds after which retention keeps no message that is acknowledged now, and no message of a topic
+    without durable subscriptions (`unread`: its retention). Returns 0 if none of these is kept now, infinity if the
+    passing of time releases none."""
+    kinds = (unread, Retention(applied.retention_minutes, applied.retention_mib))
+    if any(each.minutes < 0 or (each.minutes == 0 and each.mib != 0) for each in kinds):
+        return math.inf
+    return 60.0 * max(each.minutes for each in kinds)

@@ -17,6 +17,7 @@ Guarding tests: tests/broker/topic/test_maintenance.py.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from ..subscription.subscription import Subscription
 from .admission_core import (
     TopicUse,
     compute_backlog_bytes,
+    compute_release_delay_s,
     estimate_delayed_bytes,
     find_mark_for_backlog_bytes,
     is_topic_inactive,
@@ -128,6 +130,15 @@ class TopicMaintenance:
             subscriptions=len(durable), bytes=shape.size,
         )  # fmt: skip
         return why_topic_stays(use, topic.applied, topic.retention_without_subscriptions(), unload_idle_s)
+
+    def find_release_time_s(self) -> float:
+        """Returns when retention will keep no message of an idle topic any more, by the monotonic clock; infinity if it
+        has none, or time releases none."""
+        topic = self._topic
+        if not topic.log.shape.size:
+            return math.inf
+        delay_s = compute_release_delay_s(topic.applied, topic.retention_without_subscriptions())
+        return self._world.clock.monotonic() + delay_s
 
     # ------------------------------------------------------------------ a look
     def has_due_work(self) -> bool:

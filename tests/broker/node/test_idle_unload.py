@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from magnetar.broker.log.log_shape_core import NO_RETENTION, Retention
 from magnetar.broker.node import topic_manager
-from magnetar.broker.topic.admission_core import TopicUse, why_topic_stays
+from magnetar.broker.topic.admission_core import TopicUse, compute_release_delay_s, why_topic_stays
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import ProducerFenced
@@ -71,10 +71,10 @@ A_WEEK = Retention(10_080, 1024)
         ({"backlog": True}, AppliedPolicies(), NO_RETENTION, TopicStays.BACKLOG),
         ({"work": True}, AppliedPolicies(), NO_RETENTION, TopicStays.WORK),
         ({"bytes": 1}, AppliedPolicies(), NO_RETENTION, TopicStays.RETENTION),
-        ({"bytes": 1}, AppliedPolicies(retention_minutes=5, retention_mib=-1), NO_RETENTION, TopicStays.RETENTION),
+        ({"bytes": 1}, AppliedPolicies(retention_minutes=5, retention_mib=-1), NO_RETENTION, None),
         ({"bytes": 1}, FOR_EVER, NO_RETENTION, None),
         ({"bytes": 1}, BY_SIZE, NO_RETENTION, None),
-        ({"bytes": 1, "subscriptions": 0}, AppliedPolicies(), A_WEEK, TopicStays.RETENTION),
+        ({"bytes": 1, "subscriptions": 0}, AppliedPolicies(), A_WEEK, None),
         ({"bytes": 1, "subscriptions": 0}, AppliedPolicies(), Retention(-1, -1), None),
         ({"subscriptions": 0}, AppliedPolicies(), A_WEEK, None),
         ({}, AppliedPolicies(inactive_s=9), NO_RETENTION, TopicStays.DELETED_UNUSED),
@@ -146,16 +146,58 @@ async def test_what_is_not_acknowledged_keeps_a_topic_until_it_is_or_expires(at:
     assert TOPIC not in at.broker.topics, "expired, rolled and trimmed"
 
 
-async def test_messages_that_retention_releases_later_keep_a_topic_until_they_are_gone(at: Deployment) -> None:
+@pytest.mark.parametrize(
+    ("applied", "unread", "delay_s"),
+    [
+        (AppliedPolicies(), NO_RETENTION, 0),
+        (AppliedPolicies(retention_minutes=5, retention_mib=-1), NO_RETENTION, 300),
+        (AppliedPolicies(retention_minutes=5, retention_mib=7), A_WEEK, 7 * 86_400),
+        (FOR_EVER, A_WEEK, float("inf")),
+        (BY_SIZE, NO_RETENTION, float("inf")),
+        (AppliedPolicies(), Retention(-1, -1), float("inf")),
+    ],
+)
+def test_messages_are_released_when_the_longest_retention_has_ended(
+    applied: AppliedPolicies, unread: Retention, delay_s: float
+) -> None:
+    assert compute_release_delay_s(applied, unread) == delay_s
+
+
+async def test_an_unloaded_topic_comes_back_when_its_retention_has_ended_and_its_messages_go(at: Deployment) -> None:
     await at.lay_down(retention_minutes=2 * IDLE_S // 60, retention_mib=-1)
     await _used_and_left(at)
     await at.later(IDLE_S + 1)
-    assert _stays(at) is TopicStays.RETENTION
-    for _ in range(4):
-        await at.later(IDLE_S)
     assert TOPIC not in at.broker.topics
-    topic = await at.broker.topic_manager.load_topic(NAME)
-    assert topic.log.shape.size == 0
+    await at.later(2 * IDLE_S - 60)
+    assert TOPIC not in at.broker.topics, "not yet"
+    await at.later(60)
+    assert at.topic.log.shape.size > 0
+    await at.later(2)
+    await at.later(2)
+    assert at.topic.log.shape.size == 0
+    await at.later(IDLE_S + 1)
+    assert TOPIC not in at.broker.topics
+    assert not at.broker.topic_manager._releases, "nothing is left to be released"
+
+
+async def test_a_topic_that_is_gone_or_another_brokers_does_not_come_back_for_its_retention(at: Deployment) -> None:
+    await at.lay_down(retention_minutes=2 * IDLE_S // 60, retention_mib=-1)
+    await _used_and_left(at)
+    await at.later(IDLE_S + 1)
+    manager = at.broker.topic_manager
+    await manager.unload_namespace(NAME.namespace_name)
+    assert manager.owned_object_count == 0
+    await at.later(3 * IDLE_S)
+    assert TOPIC not in at.broker.topics
+    assert manager.owned_object_count == 0, "and its bundle is not claimed for that"
+
+
+async def test_messages_that_are_about_to_be_deleted_keep_a_topic_until_they_are(at: Deployment) -> None:
+    await _used_and_left(at)
+    await at.later(IDLE_S + 1)
+    assert _stays(at) is TopicStays.RETENTION, "its ledger ends when it was quiet for `roll_idle_s`, and then goes"
+    await at.later(2)
+    assert TOPIC not in at.broker.topics
 
 
 async def test_what_stays_for_ever_keeps_no_topic_loaded(at: Deployment) -> None:
