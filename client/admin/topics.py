@@ -40,7 +40,6 @@ from .grpc_transport import (
     to_full_topic_name,
 )
 
-
 TOPICS_PER_PAGE = 20_000
 """Names of topics in one answer of a broker: at most 15 MiB, where an answer has room for 16 MiB."""
 
