@@ -95,7 +95,7 @@ async def _asked(url: str, metrics_url: str) -> dict[str, float]:
     from magnetar.admin import AdminClient
 
     found = dict[str, float]()
-    async with AdminClient(url) as admin:
+    async with AdminClient(url, timeout_s=600.0) as admin:
         for name, ask in (("list_s", admin.topics), ("orphans_s", admin.find_orphans)):
             begin = time.perf_counter()
             await ask()
