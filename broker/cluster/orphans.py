@@ -1,8 +1,9 @@
 """Ledgers that no record names, and topics that name ledgers that do not exist (ledger protocol §3.6; complaint 29).
 
 A crash between "create a ledger" and "put it into the list", or between "remove it from the list" and "delete it",
-leaves a ledger over. Every ledger that a broker creates names its owner in its properties: a topic's log has `topic`, a
-ledger with other state of a topic also has its kind (`TOPIC_LEDGER_PROPERTY_SETS`). Both directions are checked:
+leaves a ledger over. Every ledger that a broker creates names its owner in its properties: a topic's log has `topic`
+(and `index`), a ledger with other state of a topic also has its kind (`TOPIC_LEDGER_PROPERTY_SETS`). Both directions
+are checked:
 
 - **orphan**: a ledger of one of these kinds, created `age_s` ago or longer, that no record of any topic or
   subscription mentions. That alone proves nothing: damaged or restored metadata lacks records too. The sweep deletes it
@@ -50,10 +51,11 @@ LEDGER_IDS_END = 1 << 63
 """Ledger ids are smaller."""
 TOPIC_LEDGER_PROPERTY_SETS = (
     {"topic"},
+    {"topic", "index"},
     *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted", "transactions", "key_index")),
 )
 """The sets of properties of the ledgers that this module knows; the values of `cursor` and `delays` are the
-subscription."""
+subscription, that of `index` is the index of the first message of a ledger of the log."""
 
 
 class Orphan(NamedTuple):
