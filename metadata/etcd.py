@@ -417,9 +417,20 @@ class EtcdStore(SessionStore):
         request = core.make_page_range(self._keys, folder, after, min(limit, core.KEYS_PER_PAGE))
         while True:
             page = core.parse_page(self._keys, folder, await self._ask(RANGE_RPC, request))
-            if page.names or not page.following:
-                return NodePage(page.names, bool(page.following))
+            if page.nodes or not page.following:
+                return NodePage(list(page.nodes), bool(page.following))
             request.key = page.following  # only nodes further below
+
+    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
+        check_prefix(folder)
+        request = core.make_page_range(self._keys, folder, "", core.NODES_PER_PAGE, values=True)
+        found = dict[str, VersionedValue]()
+        while True:
+            page = core.parse_page(self._keys, folder, await self._ask(RANGE_RPC, request))
+            found |= {name: VersionedValue(value, version) for name, (version, value) in page.nodes.items()}
+            if not page.following:
+                return found
+            request.key = page.following
 
     async def revision(self) -> int:
         request = etcd.RangeRequest(key=self._keys.session_key(self._lease), count_only=True)

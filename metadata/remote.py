@@ -341,6 +341,20 @@ class RemoteStore(SessionStore):
         # a service of an older release returns all names, also those before and those without a node
         return NodePage([name for name in reply.names if name > after], reply.more)
 
+    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
+        check_prefix(folder)
+        found, after, more = dict[str, VersionedValue](), "", True
+        while more:
+            reply: wire.Names = await self._ask(
+                CHILDREN_RPC, wire.GetRequest(path=folder, after=after, limit=NODES_PER_PAGE, values=True)
+            )
+            if len(reply.nodes) < len(reply.names):
+                return await super().read_nodes(folder)  # a service of an older release has answered names alone
+            values = [VersionedValue(node.value, node.version) for node in reply.nodes]
+            found |= dict(zip(reply.names, values, strict=True))
+            after, more = (reply.names[-1] if reply.names else ""), reply.more
+        return found
+
     async def revision(self) -> int:
         reply: wire.GetReply = await self._ask(GET_RPC, wire.GetRequest(path="/cluster"))
         return int(reply.revision)

@@ -140,7 +140,12 @@ class MetadataService:
         )
 
     async def children(self, request: wire.GetRequest, context: CallContext) -> wire.Names:
-        """Returns the names of all children of a node; with a `limit` in the request a page of the nodes among them."""
+        """Returns the names of all children of a node; with a `limit` in the request a page of the nodes among them,
+        with `values` a page of these nodes."""
+        if request.values:
+            found, more = await self._store.read_nodes(request.path, request.after)
+            nodes = [wire.GetReply(exists=True, value=node.value, version=node.version) for node in found.values()]
+            return wire.Names(names=found, nodes=nodes, more=more)
         if not request.limit:
             return wire.Names(names=await self._store.children(request.path))
         page = await self._store.list_nodes(request.path, request.after, min(request.limit, NODES_PER_PAGE))

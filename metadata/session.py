@@ -349,6 +349,9 @@ class ReconnectingStore(MetadataStore):
     async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
         return await self._read(lambda session: session.list_nodes(folder, after, limit))
 
+    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
+        return await self._read(lambda session: session.read_nodes(folder))
+
     async def revision(self) -> int:
         return await self._read(lambda session: session.revision())
 

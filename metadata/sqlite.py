@@ -86,6 +86,8 @@ from .tree_core import (
 
 IN_MEMORY_PATH = ":memory:"
 _CLOSED = "the metadata store is closed"
+NODES_PAGE_BYTES = 1 << 20
+"""Bytes of values in one read of the nodes of a folder."""
 WAITING_JOBS_MAX = 10_000
 JOBS_PER_BATCH_MAX = 1_000
 """The largest number of jobs in one transaction of SQLite. This takes about 10 ms, for which reads wait."""
@@ -265,6 +267,12 @@ class SqliteStore:
         assert limit >= 1, "a page has a name"
         names = await self._ask(partial(self._tree.list_nodes, folder, after, limit))
         return NodePage(names, len(names) == limit)
+
+    async def read_nodes(self, folder: str, after: str = "") -> tuple[dict[str, StoredNode], bool]:
+        """Returns (the nodes directly below `folder` that sort after `after`, by name, sorted; whether there may be
+        more), of about NODES_PAGE_BYTES. Raises InvalidName, or Unavailable if the store is closed."""
+        check_prefix(folder)
+        return await self._ask(partial(self._tree.read_nodes, folder, after, NODES_PAGE_BYTES))
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
         """Queues a read and returns a future of its result. A text as `read` means: the node at this path."""
@@ -562,6 +570,15 @@ class LocalSession(MetadataStore):
     async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
         self._store.check_session(self._session)
         return await self._store.list_nodes(folder, after, limit)
+
+    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
+        found, after, more = dict[str, VersionedValue](), "", True
+        while more:
+            self._store.check_session(self._session)
+            nodes, more = await self._store.read_nodes(folder, after)
+            found |= {name: VersionedValue(node.value, node.version) for name, node in nodes.items()}
+            after = next(reversed(nodes), "")
+        return found
 
     async def measure_disk(self) -> MetadataDisk | None:
         return await self._store.measure_disk()

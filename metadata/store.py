@@ -53,6 +53,12 @@ NODE_ABSENT = -1
 ANY_VERSION = -2
 """As an expected version: the node may have any version, or may not exist."""
 
+CHANGES_PAUSE_S, CHANGES_PAUSE_S_MAX = 0.1, 2.0
+"""Seconds for which the changes of a folder are collected, at least and at most, while they come one after another."""
+CHANGED_NODES_READ_SINGLY_MAX = 8
+"""Nodes of a folder that changed together and are read one by one; of more, the whole folder is read."""
+NODES_READ_AT_ONCE = 100
+"""Nodes that are asked for together where a store has no request for many."""
 NODES_PER_PAGE = 3000
 """Names of one page of a listing: 60 kB of ledgers, and a few milliseconds of a store."""
 
@@ -169,6 +175,20 @@ class MetadataStore(Protocol):
         existed when the first page was asked for, only those that were deleted meanwhile are missing. A store that can
         read a folder only as a whole returns all names that are left at once. Raises the errors of `get`."""
         ...
+
+    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
+        """Returns the nodes directly below `folder`, by name, sorted; leaves out names that have no node of their own.
+        For folders of some thousand small nodes.
+
+        Each node is as `get` returns it; two nodes may be of different revisions. So of the nodes that existed at the
+        call, only those that were deleted meanwhile are missing. A store that reads many nodes at once overrides this.
+        Raises the errors of `get`."""
+        names, found = await self.children(folder), dict[str, VersionedValue]()
+        for start in range(0, len(names), NODES_READ_AT_ONCE):
+            some = names[start : start + NODES_READ_AT_ONCE]
+            nodes = await asyncio.gather(*[self.get(f"{folder}/{name}") for name in some])
+            found |= {name: node for name, node in zip(some, nodes, strict=True) if node is not None}
+        return found
 
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         """Commits all operations or none, in order. Returns the new version of each operation's node (NODE_ABSENT:
@@ -290,13 +310,60 @@ async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> 
     if node is None:
         UNREADABLE_RECORDS.remove(path)
         return None
+    record = _decode_readable_record(path, node, cls)
+    return None if record is None else (record, node.version)
+
+
+async def read_readable_records(store: MetadataStore, folder: str, cls: type[R]) -> list[R]:
+    """Returns the records directly below `folder`, sorted by name, without those that this process cannot decode, which
+    are logged and counted (`UNREADABLE_RECORDS`). Raises the errors of `MetadataStore.read_nodes`."""
+    nodes = await store.read_nodes(folder)
+    found = [_decode_readable_record(f"{folder}/{name}", node, cls) for name, node in nodes.items()]
+    return [record for record in found if record is not None]
+
+
+def _decode_readable_record(path: str, node: VersionedValue, cls: type[R]) -> R | None:
     try:
         record = decode_record(node.value, cls, path)
     except DamagedRecord as error:
         UNREADABLE_RECORDS.record_unreadable(path, error)
         return None
     UNREADABLE_RECORDS.remove(path)
-    return record, node.version
+    return record
+
+
+async def group_changes(watch: AsyncIterator[NodeChanged | WatchReset]) -> AsyncIterator[set[str]]:
+    """Yields the paths that `watch` reports: the first at once, and while others come those of a pause together. The
+    pause is CHANGES_PAUSE_S, and twice as long after each pause with a change, up to CHANGES_PAUSE_S_MAX. So a watcher
+    of a folder in which a thousand processes register reads it some times, and not for each of them. Ends at a
+    WatchReset. Raises the errors of the watch."""
+    found, news = set[str](), asyncio.Event()
+
+    async def collect() -> None:
+        async for change in watch:
+            if isinstance(change, WatchReset):
+                return
+            found.add(change.path)
+            news.set()
+
+    collecting = asyncio.create_task(collect(), name="metadata-changes")
+    collecting.add_done_callback(lambda _: news.set())
+    pause_s = CHANGES_PAUSE_S
+    try:
+        while True:
+            await news.wait()
+            news.clear()
+            if found:
+                some, found = found, set()
+                yield some
+            if collecting.done():
+                collecting.result()
+                return
+            await asyncio.wait([collecting], timeout=pause_s)
+            pause_s = min(2 * pause_s, CHANGES_PAUSE_S_MAX) if found else CHANGES_PAUSE_S
+    finally:
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
 
 
 def ledger_id_of(path: str) -> int | None:

@@ -1618,12 +1618,14 @@ class Name(_message.Message):
     def __init__(self, name: _Optional[str] = ..., precise_backlog: bool = ...) -> None: ...
 
 class Names(_message.Message):
-    __slots__ = ("names", "more")
+    __slots__ = ("names", "more", "nodes")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     more: bool
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., more: bool = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[GetReply]
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., more: bool = ..., nodes: _Optional[_Iterable[_Union[GetReply, _Mapping]]] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
     __slots__ = ("name", "force", "incarnation")
@@ -2992,14 +2994,16 @@ class BackupReply(_message.Message):
     def __init__(self, path: _Optional[str] = ..., revision: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("path", "after", "limit")
+    __slots__ = ("path", "after", "limit", "values")
     PATH_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     path: str
     after: str
     limit: int
-    def __init__(self, path: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    values: bool
+    def __init__(self, path: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., values: bool = ...) -> None: ...
 
 class GetReply(_message.Message):
     __slots__ = ("exists", "value", "version", "revision", "ephemeral")

@@ -71,7 +71,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -81,7 +81,6 @@ from ...metadata.records import (
     BrokerRecord,
     DrainRecord,
     Feature,
-    MetadataRecord,
     NamespaceRecord,
     OwnerRecord,
     StartedBrokerRecord,
@@ -99,6 +98,7 @@ from ...metadata.store import (
     commit_in_parts,
     get_readable_record,
     get_record,
+    read_readable_records,
     update_record,
 )
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, NotAllowed, NotFound, Unavailable
@@ -114,7 +114,6 @@ _LOG = logging.getLogger("magnetar.broker")
 # The registered brokers and bookies, and the orders to drain, read on demand.
 
 
-R = TypeVar("R", bound=MetadataRecord)
 _RANDOM_NAME = re.compile(r"broker-[0-9a-f]{8}")
 
 
@@ -126,19 +125,19 @@ def make_random_broker_name(rng: random.Random) -> str:
 async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
     """Returns the records of the registered brokers. Leaves out records that cannot be parsed. Raises the errors of the
     metadata."""
-    return await _all(store, paths.BROKERS, BrokerRecord)
+    return await read_readable_records(store, paths.BROKERS, BrokerRecord)
 
 
 async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
     """Returns the records of the registered bookies. Leaves out records that cannot be parsed. Raises the errors of the
     metadata."""
-    return await _all(store, paths.AVAILABLE_BOOKIES, BookieRecord)
+    return await read_readable_records(store, paths.AVAILABLE_BOOKIES, BookieRecord)
 
 
 async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
     """Returns the orders to drain a broker that are stored in the metadata, including orders to brokers that do not
     run. Raises the errors of the metadata."""
-    return await _all(store, paths.DRAINING_BROKERS, DrainRecord)
+    return await read_readable_records(store, paths.DRAINING_BROKERS, DrainRecord)
 
 
 async def request_broker_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
@@ -237,12 +236,6 @@ async def list_bundle_owners(store: MetadataStore, namespace: NamespaceName) -> 
     found = {name: await get_readable_record(store, f"{folder}/{name}", OwnerRecord)
              for name in await store.children(folder)}  # fmt: skip
     return {name: each[0] for name, each in found.items() if each is not None}
-
-
-async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
-    """Returns all records under the prefix, without those that are deleted during the read or cannot be parsed."""
-    found = [await get_readable_record(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
-    return [each[0] for each in found if each is not None]
 
 
 # ----------------------------------------------------------------------------------------------------- ownership

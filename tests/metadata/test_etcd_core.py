@@ -114,11 +114,11 @@ class Tree:
         names, request = list[str](), core.make_page_range(KEYS, folder, "", page_keys)
         while True:
             page = core.parse_page(KEYS, folder, self.etcd.range(request))
-            names += page.names
+            names += page.nodes
             if not page.following:
                 return names
-            request = core.make_page_range(KEYS, folder, names[-1] if page.names else "", page_keys)
-            if not page.names:
+            request = core.make_page_range(KEYS, folder, names[-1] if page.nodes else "", page_keys)
+            if not page.nodes:
                 request.key = page.following
 
 
