@@ -43,7 +43,6 @@ import msgspec
 from ..metadata import paths
 from ..metadata.records import BookieRecord, DamagedEntriesRecord, RacksRecord, decode_record
 from ..metadata.store import (
-    CHANGED_NODES_READ_SINGLY_MAX,
     NODE_ABSENT,
     MetadataStore,
     VersionedValue,
@@ -464,13 +463,12 @@ class Bookies:
     async def _apply_changes(self, changed: set[str]) -> None:
         if paths.RACKS in changed:
             await self._refresh_racks()
-        bookies = sorted(each for each in changed if each.startswith(f"{paths.AVAILABLE_BOOKIES}/"))
-        if len(bookies) > CHANGED_NODES_READ_SINGLY_MAX:
-            await self._read_registrations()
-            return
-        for path in bookies:
-            async with self._refreshing:  # records are applied in the order in which they were read
-                self._apply_node(path.rpartition("/")[2], await self._metadata.get(path))
+        folder = f"{paths.AVAILABLE_BOOKIES}/"
+        bookies = sorted(each.removeprefix(folder) for each in changed if each.startswith(folder))
+        async with self._refreshing:  # records are applied in the order in which they were read
+            nodes = await self._metadata.read_nodes(paths.AVAILABLE_BOOKIES, bookies)
+            for bookie in bookies:
+                self._apply_node(bookie, nodes.get(bookie))
 
     async def _list(self) -> None:
         await self._refresh_racks()

@@ -30,7 +30,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, NoReturn
 
 from ..proto import etcd_pb2 as etcd
@@ -421,7 +421,9 @@ class EtcdStore(SessionStore):
                 return NodePage(list(page.nodes), bool(page.following))
             request.key = page.following  # only nodes further below
 
-    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
+        if names is not None:
+            return await super().read_nodes(folder, names)
         check_prefix(folder)
         request = core.make_page_range(self._keys, folder, "", core.NODES_PER_PAGE, values=True)
         found = dict[str, VersionedValue]()

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
@@ -35,7 +36,6 @@ from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records
 from .store import (
     ANY_VERSION,
-    CHANGED_NODES_READ_SINGLY_MAX,
     NODE_ABSENT,
     DeleteNode,
     MetadataStore,
@@ -197,11 +197,7 @@ class Members:
                 await self._list(session)
                 async with aclosing(group_changes(session.watch(paths.MEMBERS, revision))) as groups:
                     async for changed in groups:
-                        if len(changed) > CHANGED_NODES_READ_SINGLY_MAX:
-                            await self._list(session)
-                        else:
-                            for path in sorted(changed):
-                                await self._refresh(session, path)
+                        await self._refresh(session, changed)
             except SessionExpired:
                 return
             except MagnetarError as error:
@@ -220,16 +216,24 @@ class Members:
             self._left(self._known.keys() - found.keys())
             self._known = found
 
-    async def _refresh(self, session: MetadataStore, path: str) -> None:
-        role, _, key = path.removeprefix(f"{paths.MEMBERS}/").partition("/")
+    async def _refresh(self, session: MetadataStore, changed: set[str]) -> None:
+        keys = defaultdict[str, list[str]](list)
+        for path in sorted(changed):
+            role, _, key = path.removeprefix(f"{paths.MEMBERS}/").partition("/")
+            keys[role].append(key)
         async with self._table:
-            node = await session.get(path)
-            principal = None if node is None else self._parse(role, key, node)
-            if principal is None:
-                self._left(self._known.keys() & {key})
-                self._known.pop(key, None)
-            else:
-                self._known[key] = principal
+            for role, some in keys.items():
+                nodes = await session.read_nodes(f"{paths.MEMBERS}/{role}", some)
+                found = {key: self._parse(role, key, node) for key, node in nodes.items()}
+                for key in some:
+                    self._apply(key, found.get(key))
+
+    def _apply(self, key: str, principal: Principal | None) -> None:
+        if principal is not None:
+            self._known[key] = principal
+            return
+        self._left(self._known.keys() & {key})
+        self._known.pop(key, None)
 
     @staticmethod
     def _parse(role: str, key: str, node: VersionedValue) -> Principal | None:

@@ -141,9 +141,9 @@ class MetadataService:
 
     async def children(self, request: wire.GetRequest, context: CallContext) -> wire.Names:
         """Returns the names of all children of a node; with a `limit` in the request a page of the nodes among them,
-        with `values` a page of these nodes."""
+        with `values` a page of these nodes, or those of the names that it asks for."""
         if request.values:
-            found, more = await self._store.read_nodes(request.path, request.after)
+            found, more = await self._store.read_nodes(request.path, request.after, tuple(request.nodes))
             nodes = [wire.GetReply(exists=True, value=node.value, version=node.version) for node in found.values()]
             return wire.Names(names=found, nodes=nodes, more=more)
         if not request.limit:

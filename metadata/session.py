@@ -27,7 +27,7 @@ import asyncio
 import enum
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl
 
@@ -349,8 +349,8 @@ class ReconnectingStore(MetadataStore):
     async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
         return await self._read(lambda session: session.list_nodes(folder, after, limit))
 
-    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
-        return await self._read(lambda session: session.read_nodes(folder))
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
+        return await self._read(lambda session: session.read_nodes(folder, names))
 
     async def revision(self) -> int:
         return await self._read(lambda session: session.revision())

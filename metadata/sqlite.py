@@ -27,7 +27,7 @@ import os
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple, Self, TypeVar
@@ -268,10 +268,18 @@ class SqliteStore:
         names = await self._ask(partial(self._tree.list_nodes, folder, after, limit))
         return NodePage(names, len(names) == limit)
 
-    async def read_nodes(self, folder: str, after: str = "") -> tuple[dict[str, StoredNode], bool]:
+    async def read_nodes(
+        self, folder: str, after: str = "", names: Sequence[str] = ()
+    ) -> tuple[dict[str, StoredNode], bool]:
         """Returns (the nodes directly below `folder` that sort after `after`, by name, sorted; whether there may be
-        more), of about NODES_PAGE_BYTES. Raises InvalidName, or Unavailable if the store is closed."""
+        more), of about NODES_PAGE_BYTES. With `names`: those of these names, all at once. Raises InvalidName;
+        InvalidRequest for more than NODES_PER_PAGE names; or Unavailable if the store is closed."""
         check_prefix(folder)
+        if names:
+            if len(names) > NODES_PER_PAGE:
+                raise InvalidRequest(f"{len(names)} nodes in one request; at most {NODES_PER_PAGE} are read")
+            found = await asyncio.gather(*[self.get(f"{folder}/{name}") for name in names])  # one read of the worker
+            return {name: node for name, node in zip(names, found, strict=True) if node is not None}, False
         return await self._ask(partial(self._tree.read_nodes, folder, after, NODES_PAGE_BYTES))
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
@@ -571,7 +579,9 @@ class LocalSession(MetadataStore):
         self._store.check_session(self._session)
         return await self._store.list_nodes(folder, after, limit)
 
-    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
+        if names is not None:
+            return await super().read_nodes(folder, names)
         found, after, more = dict[str, VersionedValue](), "", True
         while more:
             self._store.check_session(self._session)

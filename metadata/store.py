@@ -26,7 +26,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -55,8 +55,6 @@ ANY_VERSION = -2
 
 CHANGES_PAUSE_S, CHANGES_PAUSE_S_MAX = 0.1, 2.0
 """Seconds for which the changes of a folder are collected, at least and at most, while they come one after another."""
-CHANGED_NODES_READ_SINGLY_MAX = 8
-"""Nodes of a folder that changed together and are read one by one; of more, the whole folder is read."""
 NODES_READ_AT_ONCE = 100
 """Nodes that are asked for together where a store has no request for many."""
 NODES_PER_PAGE = 3000
@@ -176,16 +174,17 @@ class MetadataStore(Protocol):
         read a folder only as a whole returns all names that are left at once. Raises the errors of `get`."""
         ...
 
-    async def read_nodes(self, folder: str) -> dict[str, VersionedValue]:
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
         """Returns the nodes directly below `folder`, by name, sorted; leaves out names that have no node of their own.
-        For folders of some thousand small nodes.
+        For folders of some thousand small nodes. `names`: only those; None: all.
 
         Each node is as `get` returns it; two nodes may be of different revisions. So of the nodes that existed at the
         call, only those that were deleted meanwhile are missing. A store that reads many nodes at once overrides this.
         Raises the errors of `get`."""
-        names, found = await self.children(folder), dict[str, VersionedValue]()
-        for start in range(0, len(names), NODES_READ_AT_ONCE):
-            some = names[start : start + NODES_READ_AT_ONCE]
+        wanted = await self.children(folder) if names is None else sorted(names)
+        found = dict[str, VersionedValue]()
+        for start in range(0, len(wanted), NODES_READ_AT_ONCE):
+            some = wanted[start : start + NODES_READ_AT_ONCE]
             nodes = await asyncio.gather(*[self.get(f"{folder}/{name}") for name in some])
             found |= {name: node for name, node in zip(some, nodes, strict=True) if node is not None}
         return found
@@ -335,7 +334,7 @@ def _decode_readable_record(path: str, node: VersionedValue, cls: type[R]) -> R 
 async def group_changes(watch: AsyncIterator[NodeChanged | WatchReset]) -> AsyncIterator[set[str]]:
     """Yields the paths that `watch` reports: the first at once, and while others come those of a pause together. The
     pause is CHANGES_PAUSE_S, and twice as long after each pause with a change, up to CHANGES_PAUSE_S_MAX. So a watcher
-    of a folder in which a thousand processes register reads it some times, and not for each of them. Ends at a
+    of a folder in which a thousand processes register asks some times, and not for each of them. Ends at a
     WatchReset. Raises the errors of the watch."""
     found, news = set[str](), asyncio.Event()
 

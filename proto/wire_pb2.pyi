@@ -2994,16 +2994,18 @@ class BackupReply(_message.Message):
     def __init__(self, path: _Optional[str] = ..., revision: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("path", "after", "limit", "values")
+    __slots__ = ("path", "after", "limit", "values", "nodes")
     PATH_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     path: str
     after: str
     limit: int
     values: bool
-    def __init__(self, path: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., values: bool = ...) -> None: ...
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, path: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., values: bool = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetReply(_message.Message):
     __slots__ = ("exists", "value", "version", "revision", "ephemeral")

@@ -65,6 +65,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import re
 from collections import defaultdict
@@ -245,6 +246,12 @@ OWNERSHIP_ATTEMPTS_MAX = 10
 """Attempts to read or create an owner record: one fails only if a broker took or released the bundle in between."""
 
 
+LISTED_BROKER_VALID_S = 0.005
+"""Seconds, for each broker in it, for which a listing of the brokers decides where bundles without an owner are placed:
+5 s for a thousand brokers, which would read 200 kB each from the metadata for each bundle. For as long the owner of a
+bundle is answered again: a client that comes late to an owner that has changed is told so there, and looks it up again.
+"""
+REMEMBERED_ANSWERS_MAX = 10_000
 BUNDLE_MOVE_WAIT_S = 1.0
 """Seconds that the opening of a topic waits at its next owner for the end of the move; then its client looks it up."""
 
@@ -266,6 +273,10 @@ class Ownership:
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
         # waits for their end, by path of the owner record
         self._moves: SharedCallsByKey[str, BrokerRecord] = SharedCallsByKey()
+        self._listings: SharedCallsByKey[None, list[BrokerRecord]] = SharedCallsByKey()
+        self._listed: list[BrokerRecord] = []
+        self._listed_s = -math.inf
+        self._answers: dict[str, tuple[BrokerRecord, float]] = {}  # by path: an owner, and until when it is answered
         self._registering = asyncio.Lock()
         self.lost = False
         self.leaving = 0  # bundles that are being given up: their topics close
@@ -277,6 +288,7 @@ class Ownership:
         the errors of the metadata."""
         async with self._registering:
             await self._register(self.me)
+        await self._list_recent_brokers()
         await check_format_after_registration(self._store)
 
     async def _register(self, me: BrokerRecord) -> None:
@@ -340,10 +352,20 @@ class Ownership:
         as `find_owner`. `what`: the name of the object in texts of errors; `opens`: as in `find_owner`."""
         if self.is_owned(path):
             return self.me
+        began_s = self._clock.monotonic()
+        if not opens and path in self._answers and began_s < self._answers[path][1]:
+            return self._answers[path][0]
         owner = await self._find_owner(path, what)
+        if owner.name != self.me.name and (valid_s := LISTED_BROKER_VALID_S * len(self._listed)):
+            self._remember_answer(path, owner, began_s + valid_s)
         if opens and self._may_move(owner):
             owner = await self._moves.run(path, lambda: self._wait_for_move(path, what))
         return owner
+
+    def _remember_answer(self, path: str, owner: BrokerRecord, until_s: float) -> None:
+        if len(self._answers) >= REMEMBERED_ANSWERS_MAX:
+            self._answers.clear()
+        self._answers[path] = owner, until_s
 
     async def _find_owner(self, path: str, what: str) -> BrokerRecord:
         async with self._asking[path]:
@@ -415,13 +437,24 @@ class Ownership:
     async def choose_next_owner(self, path: str, *, others: bool = False) -> BrokerRecord | None:
         """Returns the broker of the group that should own the object whose owner record is at `path`; None if no broker
         may own it. `others` True: this broker is not chosen. Raises the errors of the metadata."""
-        group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
+        registered = await (list_brokers(self._store) if others else self._list_recent_brokers())
+        group = {each.name: each for each in registered if each.group == self.me.group}
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
             del group[self.me.name]
         able = [group[name] for name in sorted(group) if accepts_assigned_bundles(group[name])]
         chosen = self._placement.choose_broker(path, able, self._clock.monotonic())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
+
+    async def _list_recent_brokers(self) -> list[BrokerRecord]:
+        """Returns the brokers that are registered, or were so a moment ago (LISTED_BROKER_VALID_S): in a large cluster
+        one listing places all bundles of a broker that has died. A bundle that is assigned to a broker that has left
+        meanwhile is placed again, by a new listing, when its owner is asked for next."""
+        began_s = self._clock.monotonic()
+        if began_s - self._listed_s >= LISTED_BROKER_VALID_S * len(self._listed):
+            self._listed = await self._listings.run(None, lambda: list_brokers(self._store))
+            self._listed_s = began_s
+        return self._listed
 
     async def has_other_brokers_in_group(self) -> bool:
         """Returns True if another broker of the group is registered and does not drain, so that it may get the bundles
@@ -479,7 +512,10 @@ class Ownership:
         if owner.broker == self.me.name:
             return self.me
         found = await get_record(self._store, paths.broker(owner.broker), BrokerRecord)
-        return None if found is None else found[0]
+        if found is None:
+            self._listed_s = -math.inf
+            return None
+        return found[0]
 
     def list_owned_bundle_paths(self, namespace: NamespaceName) -> list[str]:
         """Returns the paths of the owner records of those bundles of a namespace that this broker owns."""

@@ -347,7 +347,9 @@ async def test_the_nodes_of_a_folder_are_read_as_each_is_alone(backend: Backend)
     assert list(found) == sorted({f"{number:03}" for number in range(150)} - {"004"} | {"large"})
     for name, node in found.items():
         assert await store.get(f"/f/{name}") == node, name
-    assert await store.read_nodes("/nothing") == {}
+    some = await store.read_nodes("/f", ["003", "004", "005", "b", "none", "large"])
+    assert some == {name: found[name] for name in ("003", "005", "large")}
+    assert await store.read_nodes("/f", []) == await store.read_nodes("/nothing") == {}
     with pytest.raises(InvalidName):
         await store.read_nodes("no/path")
 
@@ -367,6 +369,7 @@ async def test_nodes_are_read_from_a_service_that_answers_their_names_alone(
         await store.put("/f/b/below", b"2")
         monkeypatch.setattr(MetadataService, "children", answer_names)
         assert await store.read_nodes("/f") == {"a": VersionedValue(b"1", 0)}
+        assert await store.read_nodes("/f", ["a", "b", "c"]) == {"a": VersionedValue(b"1", 0)}
     finally:
         await backend.close()
 
