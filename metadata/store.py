@@ -26,7 +26,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -331,7 +331,7 @@ def _decode_readable_record(path: str, node: VersionedValue, cls: type[R]) -> R 
     return record
 
 
-async def group_changes(watch: AsyncIterator[NodeChanged | WatchReset]) -> AsyncIterator[set[str]]:
+async def group_changes(watch: AsyncIterator[NodeChanged | WatchReset]) -> AsyncGenerator[set[str]]:
     """Yields the paths that `watch` reports: the first at once, and while others come those of a pause together. The
     pause is CHANGES_PAUSE_S, and twice as long after each pause with a change, up to CHANGES_PAUSE_S_MAX. So a watcher
     of a folder in which a thousand processes register asks some times, and not for each of them. Ends at a

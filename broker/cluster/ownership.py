@@ -247,10 +247,11 @@ OWNERSHIP_ATTEMPTS_MAX = 10
 
 
 LISTED_BROKER_VALID_S = 0.005
-"""Seconds, for each broker in it, for which a listing of the brokers decides where bundles without an owner are placed:
-5 s for a thousand brokers, which would read 200 kB each from the metadata for each bundle. For as long the owner of a
-bundle is answered again: a client that comes late to an owner that has changed is told so there, and looks it up again.
-"""
+"""Seconds, for each broker above BROKERS_LISTED_ANEW_MAX, for which a listing of the brokers decides where bundles
+without an owner are placed: 5 s for a thousand brokers, which would read 200 kB each from the metadata for each bundle.
+For as long the owner of a bundle is answered again: a client that comes late to an owner that has changed is told so
+there, and looks it up again."""
+BROKERS_LISTED_ANEW_MAX = 20
 REMEMBERED_ANSWERS_MAX = 10_000
 BUNDLE_MOVE_WAIT_S = 1.0
 """Seconds that the opening of a topic waits at its next owner for the end of the move; then its client looks it up."""
@@ -356,11 +357,15 @@ class Ownership:
         if not opens and path in self._answers and began_s < self._answers[path][1]:
             return self._answers[path][0]
         owner = await self._find_owner(path, what)
-        if owner.name != self.me.name and (valid_s := LISTED_BROKER_VALID_S * len(self._listed)):
-            self._remember_answer(path, owner, began_s + valid_s)
+        if owner.name != self.me.name and self._listing_valid_s > 0:
+            self._remember_answer(path, owner, began_s + self._listing_valid_s)
         if opens and self._may_move(owner):
             owner = await self._moves.run(path, lambda: self._wait_for_move(path, what))
         return owner
+
+    @property
+    def _listing_valid_s(self) -> float:
+        return LISTED_BROKER_VALID_S * max(0, len(self._listed) - BROKERS_LISTED_ANEW_MAX)
 
     def _remember_answer(self, path: str, owner: BrokerRecord, until_s: float) -> None:
         if len(self._answers) >= REMEMBERED_ANSWERS_MAX:
@@ -451,7 +456,7 @@ class Ownership:
         one listing places all bundles of a broker that has died. A bundle that is assigned to a broker that has left
         meanwhile is placed again, by a new listing, when its owner is asked for next."""
         began_s = self._clock.monotonic()
-        if began_s - self._listed_s >= LISTED_BROKER_VALID_S * len(self._listed):
+        if began_s - self._listed_s >= self._listing_valid_s:
             self._listed = await self._listings.run(None, lambda: list_brokers(self._store))
             self._listed_s = began_s
         return self._listed
