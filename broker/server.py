@@ -52,6 +52,7 @@ from .node.load_turns import MEMORY_MEASURE_INTERVAL_S, MEMORY_MEASURE_INTERVAL_
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
 from .session.schedules import ScheduleRunner
+from .session.sharing import LimitSharer
 from .subscription.core.subscription_types import ENTRY_POINT_GROUP, load_installed_types
 from .topic.topic import Topic
 
@@ -155,6 +156,7 @@ class Broker:
         self.background.start_supervised("broker-members", self._read_members)
         self.background.start_supervised("broker-schedules", self.schedules.run)
         self.background.start_supervised("broker-schedules-watch", self.schedules.follow_schedules)
+        self.background.start_supervised("broker-shares", LimitSharer(self.topic_manager).run)
         if config.share_group:
             self.background.start_supervised("broker-balancer", self._balance_load)
         if config.state_memory_bytes:

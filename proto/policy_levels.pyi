@@ -27,6 +27,14 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     publish_rate_bytes: int | None = None
     dispatch_rate_messages: int | None = None
     dispatch_rate_bytes: int | None = None
+    namespace_publish_rate_messages: int | None = None
+    namespace_publish_rate_bytes: int | None = None
+    namespace_dispatch_rate_messages: int | None = None
+    namespace_dispatch_rate_bytes: int | None = None
+    tenant_publish_rate_messages: int | None = None
+    tenant_publish_rate_bytes: int | None = None
+    tenant_dispatch_rate_messages: int | None = None
+    tenant_dispatch_rate_bytes: int | None = None
     subscription_dispatch_rate_messages: int | None = None
     subscription_dispatch_rate_bytes: int | None = None
     subscribe_rate: int | None = None

@@ -163,13 +163,13 @@ class Catalog:
         await put_record(self._store, paths.tenant(name), record)
 
     async def delete_tenant(self, name: str) -> None:
-        """Deletes a tenant. Raises TenantNotFound if there is no such tenant; Busy if it has namespaces; InvalidName if
-        the name is invalid. Raises the errors of the metadata, too."""
+        """Deletes a tenant with its policies. Raises TenantNotFound if there is no such tenant; Busy if it has
+        namespaces; InvalidName if the name is invalid. Raises the errors of the metadata, too."""
         await self.get_tenant(name)
         namespaces = await self._store.children(paths.namespaces(name))
         if namespaces:
             raise Busy(f"tenant {name!r} has {len(namespaces)} namespaces; delete them first", tenant=name)
-        await self._store.delete(paths.tenant(name))
+        await self._store.commit([DeleteNode(paths.tenant_policies(name)), DeleteNode(paths.tenant(name))])
 
     # ------------------------------------------------------------------ namespaces
     async def list_namespaces(self, tenant: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Limits in sum over brokers: which part of a limit each broker may use. All numbers are parts of a limit, 0 to 1.
 
-A *limit* is a text that all brokers build in the same way (`broker/session/sharing.py` `LimitedRates`), such as the
+A *limit* is a text that all brokers build in the same way (`broker/topic/statistics.py` `SharedRate`), such as the
 publish rate of a namespace. Each broker measures how much of each limit it uses, and reports to the leader what it
 wants (`HeldShares.make_report`). The leader answers what the broker may use (`ShareGrants.grant_shares`), and the
 broker uses that (`HeldShares.on_granted`). Limits are values of policies that each broker reads itself: a share is a
@@ -21,6 +21,8 @@ limit. It grants a broker no more than what the others leave. So a share grows o
 shrunk, and the sum is at most 1. Exceptions, each bounded:
 
 - A broker has REST_SHARE / n of each limit in any case: the sum exceeds 1 by at most REST_SHARE.
+- A broker that starts while there is no leader, and others still use what an earlier one granted: 1 / n, for less than
+  GROW_AFTER_S.
 - A broker that has just joined: brokers that have fallen back keep 1 / n of the older n until they read the list of
   brokers again (BROKERS_READ_S): the sum is at most 1 + 1 / n for so long.
 - A broker that serves on without its registration (its metadata session is lost): 1 / n each.
@@ -275,7 +277,7 @@ class HeldShares:
     def __init__(self, broker: str, run: str, now: float) -> None:
         self._broker = broker
         self._run = run
-        self._number = 0
+        self._number = self._number_answered = 0
         self._answered_s = now  # when the last report was sent that was answered
         self._sent_s = now
         self._granted: dict[str, GrantedShare] = {}
@@ -297,6 +299,12 @@ class HeldShares:
     def get_granted(self, limit: str) -> GrantedShare | None:
         """Returns what the leader answered last for the limit; None if it was not asked for."""
         return self._granted.get(limit)
+
+    def begin_without_leader(self) -> None:
+        """Called when there is no leader: a broker that has had no answer since it began uses 1 / n at once, as the
+        others do or soon will."""
+        if self._number_answered == 0:
+            self._answered_s = -math.inf
 
     def seconds_without_answer(self, now: float) -> float:
         """Returns how long ago the last report was sent that the leader answered, in seconds."""
@@ -339,5 +347,38 @@ class HeldShares:
     def on_granted(self, report: ShareReport, granted: Mapping[str, GrantedShare]) -> None:
         """Notes the leader's answer to the report that was made last; the answer to another one is ignored."""
         if report.number == self._number:
-            self._answered_s = self._sent_s
+            self._answered_s, self._number_answered = self._sent_s, self._number
             self._granted = {limit: granted[limit] for limit in report.limits if limit in granted}
+
+
+# --------------------------------------------------------------------------------------------------------- state
+
+
+class LimitUse(NamedTuple):
+    """What a broker measured of one limit until its last report: the tokens spent and the waits since the limit was
+    set, and the part of the limit that was used."""
+
+    spent: float
+    throttled: int
+    used: float
+
+
+class SharingState:
+    """What a broker knows of limits in sum over brokers. `held`: its own shares; `grants`: those that it granted, None
+    unless it is the leader; `uses`: what it measured, by limit; `answered` and `failed` count its reports."""
+
+    __slots__ = ("answered", "failed", "grants", "held", "uses")
+
+    def __init__(self, broker: str, run: str, now: float) -> None:
+        self.held = HeldShares(broker, run, now)
+        self.grants: ShareGrants | None = None
+        self.uses: dict[str, LimitUse] = {}
+        self.answered = self.failed = 0
+
+    def statistics(self) -> dict[str, int]:
+        """Returns, by the metric's name: `leader`, 1 if this broker divides the limits, else 0; `limits`, how many of
+        them hold here; `reports` and `reports_failed`, those that were answered, and those that were not."""
+        return {
+            "leader": int(self.grants is not None), "limits": len(self.uses), "reports": self.answered,
+            "reports_failed": self.failed,
+        }  # fmt: skip

@@ -53,6 +53,7 @@ from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministrati
 from ..session.balancing import balance_brokers, describe_balance, measure_load
 from ..session.finding import FindRequest, find_messages, parse_criteria, try_filter
 from ..session.schedules import ScheduleCatalog
+from ..session.sharing import answer_report
 from ..session.summaries import (
     ClusterSummaries,
     TopicPageQuery,
@@ -304,6 +305,14 @@ class AdminService:
         given = decode_policies(request.set)
         await self._check_letters(given.dead_letter_topic or "", context)
         await self._administration.change_policies(request.namespace, request.topic, given, request.remove)
+
+    async def get_tenant_policies(self, request: wire.TenantPoliciesRequest, context: CallContext) -> str:
+        found = await self._administration.get_tenant_policies(request.name, applied=request.applied)
+        return encode_policies(found)
+
+    async def change_tenant_policies(self, request: wire.ChangeTenantPoliciesRequest, context: CallContext) -> None:
+        given = decode_policies(request.set)
+        await self._administration.change_tenant_policies(request.name, given, request.remove)
 
     async def get_properties(self, request: wire.PlaceRequest, context: CallContext) -> dict[str, str]:
         return await self._administration.properties(request.namespace, request.topic)
@@ -565,6 +574,15 @@ class AdminService:
 
     async def balance_status(self, request: wire.BalanceStatusRequest, context: CallContext) -> values.BalanceStatus:
         return await describe_balance(self._broker, here=request.here)
+
+    async def share_limits(
+        self, request: wire.ShareLimitsRequest, context: CallContext
+    ) -> list[values.GrantedLimit]:
+        wanted = [values.WantedLimit(each.limit, each.wanted, each.held) for each in request.limits]
+        return answer_report(self._broker, request.broker, request.run, request.number, wanted)
+
+    async def shared_limits(self, request: wire.SharedLimitsRequest, context: CallContext) -> values.SharedLimits:
+        return await ClusterSummaries(self._broker).list_shared_limits(here=request.here)
 
     async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
         return [describe_bookie(each) for each in await self._broker.list_bookies()]

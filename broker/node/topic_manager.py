@@ -74,6 +74,7 @@ from ..cluster.ownership import (
 )
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
+from ..cluster.shares_core import SharingState
 from ..common.config import BrokerConfig, MetricsLevel, OnOff, RuntimeSettings
 from ..common.refusals import check_incarnation
 from ..common.retry import METADATA_WAIT_S, LogThrottle, SharedCallsByKey
@@ -85,7 +86,7 @@ from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenc
 from ..log.reader import ReadMemoryBudget
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
-from ..topic.statistics import BrokerRateLimits
+from ..topic.statistics import BrokerRateLimits, SharedRates
 from ..topic.storage import DurableTopicStorage, TopicStorage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
@@ -261,7 +262,6 @@ class TopicManager:
         self._runtime = RuntimeSettings()  # what is changed for all brokers while they run
         # the process that serves has its own
         self.measure: Callable[[MetricsPage], Awaitable[None]] = _write_no_metrics
-        self._rates = BrokerRateLimits(config)
         self.memory = CallerMemory(config.client_memory_bytes or measure_machine_memory() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
         self.reads = ReadMemoryBudget(config.read_memory_bytes)
@@ -276,6 +276,8 @@ class TopicManager:
         self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.balancing = BalancingState(world.clock.monotonic())
+        self.sharing = SharingState(self.name, str(self.started_ms), world.clock.monotonic())
+        self._rates = BrokerRateLimits(config, self.sharing.held.get_share)
         self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
         self.metadata_use = MetadataResponsiveness(world.clock)
         self.members = LastReadServerLists(world.clock, self.metadata_use)
@@ -968,6 +970,11 @@ class TopicManager:
         self._runtime = changed
         if self._session is not None:
             self._session.catalog.auto_creation = self.auto_topic_creation
+
+    @property
+    def shared_rates(self) -> list[SharedRates]:
+        """Returns the rates of the namespaces and tenants that have a limit in sum over brokers and topics here."""
+        return list(self._rates.shared.values())
 
     @property
     def balance(self) -> OnOff:

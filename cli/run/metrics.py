@@ -258,6 +258,7 @@ BOOKIE_HISTOGRAMS = {
 METADATA_GAUGES = frozenset({"history", "known_bytes", "known_nodes", "revision", "sessions", "waiting"})
 UNREADABLE_GAUGES = frozenset({"records"})
 BALANCE_GAUGES = frozenset({"leader"})
+SHARES_GAUGES = frozenset({"leader", "limits"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
 TOPIC_LEVEL_TOPICS_MAX = 2000
@@ -391,6 +392,7 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
     owned = broker.topic_manager
     cluster = owned.config.cluster if pulsar is not None else None
     page.add_statistics("broker_balance", owned.balancing.statistics(), gauges=BALANCE_GAUGES)
+    page.add_statistics("broker_shares", owned.sharing.statistics(), gauges=SHARES_GAUGES)
     page.add_statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
         text = "Broker: bytes that its clients hold of its memory; client_memory_bytes bounds them."

@@ -715,6 +715,25 @@ async def remove_namespace_policies(self: OperationCaller, name: str, *fields: s
     await self._call(op.CHANGE_POLICIES, namespace=to_full_namespace_name(name), remove=fields)
 
 
+async def tenant_policies(self: OperationCaller, name: str, *, applied: bool = False) -> Policies:
+    """Returns the policies that are set for the tenant (None: not set); if `applied` is true, returns every policy,
+    with the values that are inherited from the broker. Raises TenantNotFound if there is no such tenant."""
+    return decode_policies(await self._call(op.GET_TENANT_POLICIES, name=check_tenant_name(name), applied=applied))
+
+
+async def set_tenant_policies(self: OperationCaller, name: str, policies: Policies) -> None:
+    """Sets policies of a tenant: each field of `policies` that is not None replaces the present value; the other
+    policies stay as they are. Raises TenantNotFound if there is no such tenant, InvalidRequest for a wrong value
+    or a policy that tenants do not have."""
+    await self._call(op.CHANGE_TENANT_POLICIES, name=check_tenant_name(name), set=encode_policies(policies))
+
+
+async def remove_tenant_policies(self: OperationCaller, name: str, *fields: str) -> None:
+    """Removes the named fields from the policies of a tenant. Raises TenantNotFound if there is no such tenant,
+    InvalidRequest if there is no such policy."""
+    await self._call(op.CHANGE_TENANT_POLICIES, name=check_tenant_name(name), remove=fields)
+
+
 async def topic_policies(self: OperationCaller, topic: str, *, applied: bool = False) -> Policies:
     """Returns the policies that are set for a topic (None: not set); if `applied` is true, returns every policy,
     with the values that the topic inherits from its namespace, then from the broker. Raises TopicNotFound if there
