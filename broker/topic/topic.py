@@ -242,6 +242,7 @@ class Topic:
             self.transactions.on_topic_loaded()
         except BaseException:
             self._ended = True
+            self._shared_rates = ()
             await self._close_subscriptions()
             raise
 
@@ -472,6 +473,7 @@ class Topic:
         if self._ended:
             return
         self._ended = True
+        self._shared_rates = ()
         self._disconnect(NotOwner(f"topic {self.name} is not served here any more: {error}", topic=self.name))
         for part in self.parts:
             part.stop()
@@ -502,6 +504,7 @@ class Topic:
         begun_s = None if self._ended else self.world.clock.monotonic()
         if not self._ended:
             self._ended = True
+            self._shared_rates = ()
             for part in self.parts:
                 part.stop()
             last_acks = [last for each in self.subscriptions.values() for last in each.stop_delivery_for_move(error)]
