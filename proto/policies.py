@@ -184,6 +184,10 @@ POLICIES: tuple[PolicyDefinition, ...] = (
         "max_topics", ("-t", "--max-topics-per-namespace"), "Topics and partitions"
     ), "How many topics, each partition counts.", "-t 1000", levels=(NAMESPACE_LEVEL,),
        rest=PolicyRestNames("maxTopicsPerNamespace", "", "max_topics_per_namespace")),
+    PolicyDefinition("max-topics-per-tenant", _number(
+        "max_tenant_topics", ("-t", "--max-topics-per-tenant"), "Topics and partitions"
+    ), "How many topics all namespaces have, each partition counts.", "-t 1000", levels=(TENANT_LEVEL,),
+       rest=PolicyRestNames("", "", "", tenant="maxTopicsPerTenant")),
     PolicyDefinition("auto-subscription-creation", (
         Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it connects."),
     ), "Whether consumers make subscriptions.", "--disable", rest=PolicyRestNames(

@@ -45,6 +45,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     max_subscriptions: int | None = None
     auto_subscription_creation: bool | None = None
     max_topics: int | None = None
+    max_tenant_topics: int | None = None
     max_unacked_per_consumer: int | None = None
     max_unacked_per_subscription: int | None = None
     inactive_s: int | None = None

@@ -60,7 +60,7 @@ from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import AccessGrants, Authorizer
 from ..cluster.balance_core import BalancingState
 from ..cluster.bundles_core import make_bundle_name
-from ..cluster.catalog import Catalog, CatalogLimits
+from ..cluster.catalog import Catalog, CatalogLimits, TopicLimits
 from ..cluster.orphans import Orphan, OrphanSearchResult, delete_orphans, find_orphans
 from ..cluster.ownership import (
     LastReadServerLists,
@@ -244,9 +244,9 @@ class _OwnershipSession:
         await self.policies.close()
         await self.ledgers.close()
 
-    async def _topics_max(self, namespace: NamespaceName) -> int:
+    async def _topics_max(self, namespace: NamespaceName) -> TopicLimits:
         applied = await self.policies.get_applied_namespace_policies(namespace)
-        return applied.max_topics
+        return TopicLimits(applied.max_topics, applied.max_tenant_topics)
 
 
 class TopicManager:

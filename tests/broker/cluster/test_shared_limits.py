@@ -18,7 +18,15 @@ from magnetar.broker.session import sharing
 from magnetar.broker.session.balancing import AutomaticBalancer
 from magnetar.broker.session.sharing import LimitSharer, grant_limits
 from magnetar.broker.topic.statistics import SharedRate
-from magnetar.proto.errors import AlreadyExists, InvalidRequest, NotFound, Unauthorized, Unavailable, WrongProtocol
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NotAllowed,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+    WrongProtocol,
+)
 from magnetar.proto.names import TopicName
 from magnetar.runtime.tasks import Tasks
 from tests.broker.access.roles import ROOT, roles
@@ -321,3 +329,38 @@ async def test_the_limits_of_a_tenant_are_set_by_super_users_and_seen_by_its_adm
         assert "2" in (await acme.call("acme-admin", "Admin.GetTenantPolicies", seen)).policies
         with pytest.raises(Unauthorized):
             await acme.call("stranger", "Admin.GetTenantPolicies", seen)
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_brokers_that_create_topics_at_once_make_as_many_as_the_namespace_may_have(
+    tmp_path: Path, partitions: int
+) -> None:
+    async with shared(tmp_path) as (found, admin):
+        await admin.create_namespace("acme/c")
+        await admin.set_namespace_policies("acme/c", Policies(max_topics=6))
+        catalogs = [each.topic_manager.catalog for each in found.brokers.values()]
+        names = [TopicName.parse(f"persistent://acme/c/n{number}") for number in range(12)]
+        made = await asyncio.gather(
+            *(catalogs[at % 2].create_topic(name, partitions) for at, name in enumerate(names)), return_exceptions=True
+        )
+        assert len(await admin.topics("acme/c", partitions=True)) == 6
+        assert sum(each is None for each in made) == 6 // max(1, partitions)
+        assert all(each is None or isinstance(each, NotAllowed) for each in made)
+
+
+async def test_topics_made_by_use_and_by_hand_stay_within_the_limit_of_their_tenant(tmp_path: Path) -> None:
+    async with shared(tmp_path) as (found, admin):
+        await admin.set_tenant_policies("acme", Policies(max_tenant_topics=7))
+        first, second = (each.topic_manager.catalog for each in found.brokers.values())
+        names = [TopicName.parse(f"persistent://acme/{'ab'[number % 2]}/n{number}") for number in range(10)]
+        made = await asyncio.gather(
+            *(first.create_topic(name, 0) for name in names[:5]),
+            *(second.ensure_topic_exists(name) for name in names[3:]), return_exceptions=True,
+        )  # fmt: skip
+        topics = [*await admin.topics("acme/a"), *await admin.topics("acme/b")]
+        assert len(topics) == 7
+        assert all(each is None or isinstance(each, NotAllowed | AlreadyExists) for each in made)
+        with pytest.raises(NotAllowed, match="tenant acme has 7 topics, and 3 more are above the 7"):
+            await admin.create_topic("acme/a/parted", partitions=3)
+        await admin.create_topic("public/default/other")
+        await second.ensure_topic_exists(TopicName.parse(topics[0]))
