@@ -19,7 +19,7 @@ from typing import Any
 
 from .harness import Options, Run
 
-LIMIT = 2000
+LIMIT = 1000
 """Messages a second of the namespace; half in a part of the run."""
 NAMESPACE = "public/shares"
 SENDERS = 100
