@@ -24,7 +24,8 @@ shrunk, and the sum is at most 1. Exceptions, each bounded:
 - A broker that starts while there is no leader, and others still use what an earlier one granted: 1 / n, for less than
   GROW_AFTER_S.
 - A broker that has just joined: brokers that have fallen back keep 1 / n of the older n until they read the list of
-  brokers again (BROKERS_READ_S): the sum is at most 1 + 1 / n for so long.
+  brokers again (BROKERS_READ_S): the sum is at most 1 + 1 / n for so long. One that was alone, and had no limit, uses
+  the whole limit for so long after it gets one.
 - A broker that serves on without its registration (its metadata session is lost): 1 / n each.
 - Several leaders grant their own reporters only what the others leave, who count as silent: the sum stays within 1. For
   the first GROW_AFTER_S a new leader lets no share grow before it has heard all registered brokers.

@@ -7,10 +7,10 @@ with topics of a limited namespace or tenant (`TopicManager.shared_rates`)
 2. reports that to the leader, by one call on a connection that stays open, and gets its shares;
 3. sets its token buckets to the shares. Between two reports nothing is done but to count in these buckets.
 
-Nothing is written to the metadata; the list of brokers is read every BROKERS_READ_S while there is a limit. A broker
-without limited topics reports every IDLE_REPORT_INTERVAL_S, so that the leader need not keep a part for it. What holds
-while a call fails, the leader is away, or is of an older release: broker/cluster/shares_core.py. Guarding test:
-tests/broker/cluster/test_shared_limits.py.
+Nothing is written to the metadata; the list of brokers is read every BROKERS_READ_S while there is a limit, else every
+LEADER_READ_S. A broker without limited topics reports every IDLE_REPORT_INTERVAL_S, so that the leader need not keep a
+part for it. What holds while a call fails, the leader is away, or is of an older release:
+broker/cluster/shares_core.py. Guarding test: tests/broker/cluster/test_shared_limits.py.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _LOG = logging.getLogger("magnetar.broker")
 
 REPORT_TIMEOUT_S = 1.0
 """Seconds to wait for the leader's answer: as long as between two reports."""
+FIRST_READ_AGAIN_S = 0.2
+"""Seconds until a broker that has just started tries again to find out how many brokers there are."""
 LEADER_READ_S = 10.0
 """Seconds for which a broker believes that the leader is the same; after a failed call it reads the record again."""
 WAITING_SHARE = 0.8
@@ -153,7 +155,6 @@ class LimitSharer:
         """Measures and reports until the task is cancelled. Errors are logged."""
         try:
             while True:
-                await asyncio.sleep(REPORT_INTERVAL_S if self._broker.shared_rates else IDLE_REPORT_INTERVAL_S)
                 try:
                     await self.exchange()
                 except (MagnetarError, TimeoutError) as error:
@@ -161,9 +162,15 @@ class LimitSharer:
                     self._leader_read_s = float("-inf")
                     if self._throttle.should_log(error):
                         _LOG.info("limits in sum over brokers: an equal part is used, as far as granted: %s", error)
+                await asyncio.sleep(self._choose_pause_s())
         finally:
             self._state.grants = None
             await self._close_channel()
+
+    def _choose_pause_s(self) -> float:
+        if not self._state.held.brokers:
+            return FIRST_READ_AGAIN_S
+        return REPORT_INTERVAL_S if self._broker.shared_rates else IDLE_REPORT_INTERVAL_S
 
     async def exchange(self) -> None:
         """Measures, reports once, and sets the rates, also if the report fails. Raises the errors of the metadata and
@@ -201,13 +208,12 @@ class LimitSharer:
         return LimitUse(spent, throttled, used)
 
     async def _read_brokers(self) -> None:
-        """Reads the list of brokers while it counts, and takes or gives up the part of the leader."""
+        """Reads the list of brokers if it is old, and takes or gives up the part of the leader."""
         broker, state, now = self._broker, self._state, self._clock.monotonic()
         if not broker.balancing.leads:
             state.grants = None
-        if now - self._brokers_read_s < BROKERS_READ_S or not broker.has_session:
-            return
-        if not (broker.shared_rates or broker.balancing.leads or not state.held.brokers):
+        counts = broker.shared_rates or broker.balancing.leads
+        if now - self._brokers_read_s < (BROKERS_READ_S if counts else LEADER_READ_S) or not broker.has_session:
             return
         names = {paths.decode_segment(each) for each in await broker.metadata.children(paths.BROKERS)} | {broker.name}
         self._brokers_read_s, state.held.brokers = now, len(names)
