@@ -33,11 +33,22 @@ if TYPE_CHECKING:
     from .topic import Topic
 
 
-_SHARED_POLICIES = {
-    level: tuple(f"{level}_{way}_rate_{unit}" for way in ("publish", "dispatch") for unit in ("messages", "bytes"))
-    for level in ("namespace", "tenant")
-}
-"""The policies of each level that limit rates in sum over brokers."""
+Limits = tuple[int, int]
+"""A limit in messages and one in bytes per second; 0: no limit."""
+
+
+def _get_shared_limits(applied: AppliedPolicies, level: str) -> tuple[Limits, Limits]:
+    """Returns (limits of publishing, limits of dispatch) that hold in sum over brokers. `level`: "namespace" or
+    "tenant"."""
+    if level == "namespace":
+        return (
+            (applied.namespace_publish_rate_messages, applied.namespace_publish_rate_bytes),
+            (applied.namespace_dispatch_rate_messages, applied.namespace_dispatch_rate_bytes),
+        )
+    return (
+        (applied.tenant_publish_rate_messages, applied.tenant_publish_rate_bytes),
+        (applied.tenant_dispatch_rate_messages, applied.tenant_dispatch_rate_bytes),
+    )
 
 
 class SharedRate:
@@ -53,13 +64,12 @@ class SharedRate:
         self.place = place
         self.policies = (f"{policy}_messages", f"{policy}_bytes")
         self.names = (f"{self.policies[0]} {place}", f"{self.policies[1]} {place}")
-        self.limits = (0, 0)
+        self.limits: Limits = (0, 0)
         self._get_share = get_share
 
-    def set_limits(self, applied: AppliedPolicies, now: float) -> None:
-        """Sets the limits to those in `applied`, and the rate to this broker's share of them."""
-        messages, size = (getattr(applied, policy) for policy in self.policies)
-        self.limits = (messages, size)
+    def set_limits(self, limits: Limits, now: float) -> None:
+        """Sets the limits, and the rate to this broker's share of them."""
+        self.limits = limits
         self.update_share(now)
 
     def update_share(self, now: float) -> None:
@@ -82,10 +92,10 @@ class SharedRates:
         self.publish = SharedRate(place, f"{level}_publish_rate", get_share)
         self.dispatch = SharedRate(place, f"{level}_dispatch_rate", get_share)
 
-    def set_limits(self, applied: AppliedPolicies, now: float) -> None:
-        """Sets the limits to those in `applied`."""
-        self.publish.set_limits(applied, now)
-        self.dispatch.set_limits(applied, now)
+    def set_limits(self, publish: Limits, dispatch: Limits, now: float) -> None:
+        """Sets the limits of publishing and of dispatch."""
+        self.publish.set_limits(publish, now)
+        self.dispatch.set_limits(dispatch, now)
 
 
 class BrokerRateLimits:
@@ -109,14 +119,13 @@ class BrokerRateLimits:
         two that have a limit."""
         found = list[SharedRates]()
         for level, place in (("namespace", str(namespace)), ("tenant", namespace.tenant)):
-            rates = self.shared.get(place)
-            limited = any(getattr(applied, policy) for policy in _SHARED_POLICIES[level])
+            rates, limits = self.shared.get(place), _get_shared_limits(applied, level)
+            limited = any(limits[0]) or any(limits[1])
             if rates is None and limited:
                 rates = self.shared[place] = SharedRates(place, level, self._get_share)
             if rates is not None:
-                rates.set_limits(applied, now)
-            if rates is not None and limited:
-                found.append(rates)
+                rates.set_limits(*limits, now)
+                found += [rates] if limited else []
         return tuple(found)
 
 
