@@ -263,6 +263,8 @@ CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
 TOPIC_LEVEL_TOPICS_MAX = 2000
 """Loaded topics up to which `metrics_topics = "auto"` shows each: as many as Prometheus takes from a target at ease."""
+SHARED_LIMITS_SHOWN_MAX = 500
+"""Limits in sum over brokers that have metrics of their own."""
 NAMES_AT_ONCE = 256
 TOPICS_AT_ONCE = 16
 """Topics between two readings of the clock: about 0.1 ms."""
@@ -410,6 +412,7 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
             labels = {"operation": each.operation, "reason": each.name.lower()}
             page.add_counter("magnetar_broker_refused_total", text, refusals.REFUSAL_COUNTS[each], **labels)
     _metadata_use(page, owned.metadata_use)
+    _shared_limits(page, owned)
     for bookie, numbers in owned.bookie_statistics().items():
         page.add_statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     add_coordinator_metrics(page, owned.coordinators, cluster)
@@ -448,6 +451,21 @@ async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
         if not number % NAMES_AT_ONCE and turns.is_slice_used_up:
             await turns.begin_slice()
     return found
+
+
+def _shared_limits(page: MetricsPage, broker: TopicManager) -> None:
+    """Adds the limits in sum over brokers that bound topics of this broker, those first for which most waited."""
+    from ...broker.session.sharing import describe_shared_limits  # there is a broker, so it is loaded
+
+    rows = sorted(describe_shared_limits(broker), key=lambda row: (-row.throttled, row.place, row.policy))
+    for row in rows[:SHARED_LIMITS_SHOWN_MAX]:
+        labels = {"place": row.place, "policy": row.policy}
+        text = "Broker: part of a limit in sum over brokers that this broker may use."
+        page.add_gauge("magnetar_broker_shared_limit_share", text, row.share, **labels)
+        text = "Broker: part of a limit in sum over brokers that this broker used in the last second."
+        page.add_gauge("magnetar_broker_shared_limit_used", text, row.used, **labels)
+        text = "Broker: how often something waited for its share of a limit."
+        page.add_counter("magnetar_broker_shared_limit_throttled_total", text, row.throttled, **labels)
 
 
 def _metadata_use(page: MetricsPage, use: MetadataResponsiveness) -> None:
