@@ -58,9 +58,9 @@ SHRINK_AFTER_S = 6.0
 SILENT_AFTER_S = 5.0
 """Seconds without a report after which the leader counts at least 1 / n for a broker: before it grows to that, the
 others have reported once more, and have shrunk."""
-GROW_AFTER_S = 9.0
+GROW_AFTER_S = 12.0
 """Seconds without an answer after which a broker uses 1 / n, also if it was granted less. Longer than SHRINK_AFTER_S
-and a report: first all brokers with more shrink."""
+and the longest time between two settings of the rates, 4 s without metadata and leader: first all with more shrink."""
 BROKERS_READ_S = 2.0
 """Seconds between two readings of the list of registered brokers, by the leader and by each broker that uses a limit.
 """

@@ -173,12 +173,18 @@ class LimitSharer:
         return REPORT_INTERVAL_S if self._broker.shared_rates else IDLE_REPORT_INTERVAL_S
 
     async def exchange(self) -> None:
-        """Measures, reports once, and sets the rates, also if the report fails. Raises the errors of the metadata and
-        of the call; TimeoutError if the leader does not answer in REPORT_TIMEOUT_S."""
+        """Measures, reports once, and sets the rates, also if the report fails; without metadata it goes on with the
+        leader and the list of brokers that it knows. Raises the errors of the metadata and of the call; TimeoutError if
+        there is no answer in REPORT_TIMEOUT_S."""
         self._measure()
         try:
-            await self._read_brokers()
-            await self._report()
+            try:
+                async with asyncio.timeout(REPORT_TIMEOUT_S):
+                    await self._read_brokers()
+            except (MagnetarError, TimeoutError) as error:
+                _LOG.debug("the brokers are not listed: %r", error)
+            async with asyncio.timeout(2 * REPORT_TIMEOUT_S):
+                await self._report()
         finally:
             now = self._clock.monotonic()
             for rates in self._broker.shared_rates:
@@ -240,8 +246,14 @@ class LimitSharer:
     async def _find_leader(self) -> BalancerRecord | None:
         now = self._clock.monotonic()
         if self._leader is None or now - self._leader_read_s > LEADER_READ_S:
-            found = await get_readable_record(self._broker.metadata, paths.BALANCER, BalancerRecord)
-            self._leader, self._leader_read_s = None if found is None else found[0], now
+            try:
+                async with asyncio.timeout(REPORT_TIMEOUT_S):
+                    found = await get_readable_record(self._broker.metadata, paths.BALANCER, BalancerRecord)
+            except (MagnetarError, TimeoutError):
+                if self._leader is None:
+                    raise
+            else:
+                self._leader, self._leader_read_s = None if found is None else found[0], now
         leader = self._leader
         return None if leader is None or leader.broker == self._broker.name else leader
 

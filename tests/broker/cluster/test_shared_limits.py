@@ -233,6 +233,30 @@ async def test_without_answers_each_has_an_equal_part_and_says_so(
         assert all("each of 2 brokers has an equal part at most" in row.why for row in rows)
 
 
+async def test_metadata_that_does_not_answer_keeps_no_broker_from_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shared(tmp_path) as (found, admin):
+        await admin.set_namespace_policies("public/default", Policies(namespace_publish_rate_messages=LIMIT))
+        await found.exchange()
+        monkeypatch.setattr(sharing, "REPORT_TIMEOUT_S", 0.3)
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(sharing, "get_readable_record", never)
+        monkeypatch.setattr(LimitSharer, "_read_brokers", never)
+        found.sharers["second"]._leader_read_s = float("-inf")
+        found.waits("second", "public/default")
+        answered = found.brokers["second"].topic_manager.sharing.answered
+        await found.sharers["second"].exchange()
+        assert found.brokers["second"].topic_manager.sharing.answered == answered + 1
+        assert found.rates("public/default")["second"] > 0.9 * LIMIT
+        found.sharers["second"]._leader = None
+        with pytest.raises(TimeoutError):
+            await found.sharers["second"].exchange()
+
+
 async def test_a_reached_limit_says_who_wants_how_much(tmp_path: Path) -> None:
     async with shared(tmp_path) as (found, admin):
         await admin.set_namespace_policies("public/default", Policies(namespace_publish_rate_messages=LIMIT))
