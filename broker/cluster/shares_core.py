@@ -135,73 +135,96 @@ def divide_fairly(wanted: Mapping[str, float], least: float, room: float) -> dic
 
 
 class _Reporter:
-    """What the leader knows of a broker that has reported."""
+    """What the leader knows of a broker that has reported: its last report, and the limits in it."""
 
-    __slots__ = ("counted", "heard_s", "number", "run", "wanted")
+    __slots__ = ("heard_s", "limits", "number", "run")
 
     def __init__(self, run: str) -> None:
         self.run = run
         self.number = -1
         self.heard_s = -math.inf
-        self.wanted: dict[str, float] = {}  # by limit; the same keys as `counted`
-        self.counted: dict[str, float] = {}  # the most that it may use until its next report
+        self.limits: set[str] = set()
+
+
+class _Limit:
+    """What the leader knows of a limit, by the brokers that report it: what each wants, and the most that each may use
+    until its next report (`counted`, with the sum `total`). `fair`: what is fair, as of `surveyed_s`; `wanted_total`:
+    what all want, as of then."""
+
+    __slots__ = ("counted", "fair", "surveyed_s", "total", "wanted", "wanted_total")
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, float] = {}
+        self.counted: dict[str, float] = {}
+        self.total = self.wanted_total = 0.0
+        self.fair: dict[str, float] = {}
+        self.surveyed_s = -math.inf
+
+    def count(self, broker: str, share: float) -> None:
+        """Notes the most that the broker may use."""
+        self.total += share - self.counted.get(broker, 0.0)
+        self.counted[broker] = share
+
+    def forget(self, broker: str) -> None:
+        """Forgets a broker that does not report the limit any more."""
+        del self.wanted[broker]
+        self.total -= self.counted.pop(broker)
 
 
 class ShareGrants:
-    """The shares that the leader has granted. `now`: monotonic seconds; the time at which it began to lead."""
+    """The shares that the leader has granted. `now`: monotonic seconds; the time at which it began to lead. `brokers`:
+    the number n of brokers, those that are registered and others that have just reported."""
 
     def __init__(self, now: float) -> None:
         self._since_s = now
         self._reporters: dict[str, _Reporter] = {}
-        self._users: dict[str, set[str]] = {}  # the brokers that report the limit
+        self._limits: dict[str, _Limit] = {}
         self._registered: frozenset[str] = frozenset()
         self._silent: tuple[float, set[str]] = (-math.inf, set())  # when it was found out, and who is silent
-        self._fair: dict[str, tuple[float, dict[str, float]]] = {}  # by limit: when, and the shares
-
-    @property
-    def brokers(self) -> int:
-        """Returns the number n of brokers: those that are registered, and others that have just reported."""
-        return max(1, len(self._registered.union(self._reporters)))
+        self.brokers = 1
 
     def set_registered(self, brokers: Iterable[str], now: float) -> None:
         """Sets the names of the registered brokers. Forgets others that have not reported for GROW_AFTER_S."""
         self._registered = frozenset(brokers)
-        self._silent = (-math.inf, set())
         for name in [name for name, each in self._reporters.items() if name not in self._registered]:
             if now - self._reporters[name].heard_s > GROW_AFTER_S:
                 self._forget(name)
+        self._count_brokers()
+
+    def _count_brokers(self) -> None:
+        """Called when brokers have come or gone."""
+        self.brokers = max(1, len(self._registered.union(self._reporters)))
+        self._silent = (-math.inf, set())
 
     def _forget(self, broker: str) -> None:
-        for limit in self._reporters.pop(broker).counted:
+        for limit in self._reporters.pop(broker).limits:
             self._leave(limit, broker)
 
     def _leave(self, limit: str, broker: str) -> None:
-        users = self._users[limit]
-        users.discard(broker)
-        if not users:
-            del self._users[limit]
-            self._fair.pop(limit, None)
+        found = self._limits[limit]
+        found.forget(broker)
+        if not found.counted:
+            del self._limits[limit]
 
     def grant_shares(self, report: ShareReport, now: float) -> dict[str, GrantedShare] | None:
         """Returns what the broker may use of each limit in its report; None if the report is older than another one of
         the broker. Limits above LIMITS_PER_REPORT_MAX are left out."""
-        reporter = self._reporters.get(report.broker)
+        broker, reporter = report.broker, self._reporters.get(report.broker)
         if reporter is None or reporter.run != report.run:
             if reporter is not None:
-                self._forget(report.broker)
-            reporter = self._reporters[report.broker] = _Reporter(report.run)
+                self._forget(broker)
+            reporter = self._reporters[broker] = _Reporter(report.run)
+            self._count_brokers()
         if report.number <= reporter.number:
             return None
         reporter.number, reporter.heard_s = report.number, now
         limits = dict(list(report.limits.items())[:LIMITS_PER_REPORT_MAX])
-        for limit in reporter.counted.keys() - limits.keys():
-            del reporter.counted[limit], reporter.wanted[limit]
-            self._leave(limit, report.broker)
+        for limit in reporter.limits - limits.keys():
+            self._leave(limit, broker)
+        reporter.limits = set(limits)
         silent = self._find_silent(now)
-        silent.discard(report.broker)
-        return {
-            limit: self._grant(report.broker, reporter, limit, given, silent, now) for limit, given in limits.items()
-        }
+        silent.discard(broker)
+        return {limit: self._grant(broker, limit, given, silent, now) for limit, given in limits.items()}
 
     def _find_silent(self, now: float) -> set[str]:
         """Returns the brokers that may have fallen back to 1 / n, or are about to, as of SURVEY_INTERVAL_S ago."""
@@ -212,60 +235,59 @@ class ShareGrants:
             }  # fmt: skip
         return self._silent[1]
 
-    def _grant(
-        self, broker: str, reporter: _Reporter, limit: str, given: WantedShare, silent: set[str], now: float
-    ) -> GrantedShare:
-        n, held = self.brokers, clamp_share(given.held)
-        reporter.wanted[limit] = clamp_share(given.wanted)
-        users = self._users.setdefault(limit, set())
-        users.add(broker)
-        named = (users | silent) - {broker}
+    def _grant(self, broker: str, limit: str, given: WantedShare, silent: set[str], now: float) -> GrantedShare:
+        found, held = self._limits.setdefault(limit, _Limit()), clamp_share(given.held)
+        found.wanted[broker] = clamp_share(given.wanted)
+        if not 0 <= now - found.surveyed_s < SURVEY_INTERVAL_S or broker not in found.fair:
+            self._survey(found, silent, now)
+        own = found.counted.get(broker, 0.0)
         if self._may_grow(now):
-            others = sum(self._count(name, limit, silent) for name in named) + REST_SHARE / n * (n - 1 - len(named))
-            share = min(self._find_target(broker, limit, silent, now), 1.0 - others)
+            share = min(found.fair[broker], 1.0 - self._count_others(broker, found, silent))
         else:  # brokers that have not reported yet may hold the rest
-            share = min(held, 1.0 - sum(self._count(name, limit, ()) for name in named))
-        share = max(share, REST_SHARE / n)
-        reporter.counted[limit] = max(share, held)
-        wanted = sum(self._reporters[name].wanted[limit] for name in users)
-        return GrantedShare(share, wanted, len(users))
+            share = min(held, 1.0 - (found.total - own))
+        share = max(share, REST_SHARE / self.brokers)
+        found.count(broker, max(share, held))
+        return GrantedShare(share, found.wanted_total, len(found.wanted))
 
     def _may_grow(self, now: float) -> bool:
         return now - self._since_s > GROW_AFTER_S or self._registered.issubset(self._reporters)
 
-    def _count(self, broker: str, limit: str, silent: Collection[str]) -> float:
-        """Returns the most that the broker may use of the limit now."""
-        reporter = self._reporters.get(broker)
-        known = 0.0 if reporter is None else reporter.counted.get(limit, 0.0)
-        return max(known, 1.0 / self.brokers) if broker in silent else known
+    def _survey(self, found: _Limit, silent: set[str], now: float) -> None:
+        """Finds out what is fair for each broker that reports the limit. Adds up the sums anew: rounding does not add
+        up over time."""
+        n = self.brokers
+        wanted = {name: each for name, each in found.wanted.items() if name not in silent}
+        room = 1.0 - len(silent) / n - REST_SHARE / n * (n - len(silent) - len(wanted))
+        found.fair = divide_fairly(wanted, REST_SHARE / n, room)
+        found.total, found.wanted_total = sum(found.counted.values()), sum(found.wanted.values())
+        found.surveyed_s = now
 
-    def _find_target(self, broker: str, limit: str, silent: set[str], now: float) -> float:
-        """Returns the share that the broker has when all others have what is fair."""
-        at, fair = self._fair.get(limit, (-math.inf, {}))
-        if not 0 <= now - at < SURVEY_INTERVAL_S or broker not in fair:
-            n = self.brokers
-            wanted = {name: self._reporters[name].wanted[limit] for name in self._users[limit] if name not in silent}
-            room = 1.0 - len(silent) / n - REST_SHARE / n * (n - len(silent) - len(wanted))
-            fair = divide_fairly(wanted, REST_SHARE / n, room)
-            self._fair[limit] = now, fair
-        return fair[broker]
+    def _count_others(self, broker: str, found: _Limit, silent: Collection[str]) -> float:
+        """Returns the most that all other brokers may use of the limit now."""
+        n, counted = self.brokers, found.counted
+        total, named = found.total - counted.get(broker, 0.0), len(counted) - (broker in counted)
+        for name in silent:  # 1 / n at least
+            if name != broker:
+                total += max(0.0, 1.0 / n - counted.get(name, 0.0))
+                named += name not in counted
+        return total + REST_SHARE / n * (n - 1 - named)
 
     def sum_counted(self, limit: str, now: float) -> float:
         """Returns the most that all brokers may use of the limit until their next reports."""
-        silent = self._find_silent(now)
-        named = self._users.get(limit, set()) | silent
-        return sum(self._count(name, limit, silent) for name in named) + REST_SHARE / self.brokers * (
-            self.brokers - len(named)
+        return self._count_others("", self._limits.get(limit) or _Limit(), self._find_silent(now)) + (
+            REST_SHARE / self.brokers
         )
 
     def check(self) -> None:
         """Raises AssertionError if a rule of this object does not hold."""
+        assert self.brokers == max(1, len(self._registered.union(self._reporters))), "brokers are miscounted"
+        for limit, found in self._limits.items():
+            assert found.counted, f"{limit} is kept without a broker that reports it"
+            assert found.counted.keys() == found.wanted.keys(), f"of {limit} is wanted what is not counted"
+            assert abs(found.total - sum(found.counted.values())) < 1e-6, f"the sum of {limit} is wrong"
+            assert all(limit in self._reporters[name].limits for name in found.counted), f"{limit} is not reported"
         for name, reporter in self._reporters.items():
-            assert reporter.counted.keys() == reporter.wanted.keys(), f"{name} wants what is not counted"
-            assert all(name in self._users[limit] for limit in reporter.counted), f"{name} is no user of its limits"
-        for limit, users in self._users.items():
-            assert users, f"{limit} is kept without a user"
-            assert all(limit in self._reporters[name].counted for name in users), f"{limit} has a user without a report"
+            assert all(name in self._limits[limit].counted for limit in reporter.limits), f"{name} is not counted"
 
 
 # -------------------------------------------------------------------------------------------------------- broker

@@ -256,7 +256,7 @@ def share_given_away_before_it_is_given_back(stack: Stack) -> None:
     def grant(self: ShareGrants, report: ShareReport, now: float) -> dict[str, GrantedShare] | None:
         granted = honest(self, report, now)
         for limit, each in (granted or {}).items():
-            self._reporters[report.broker].counted[limit] = each.share
+            self._limits[limit].count(report.broker, each.share)
         return granted
 
     put(stack, ShareGrants, "grant_shares", grant)
