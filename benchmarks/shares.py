@@ -3,8 +3,9 @@
 The cluster is metadata, three bookies and two brokers as single processes on this machine. Each broker has a topic of
 the namespace, to which SENDERS tasks send as fast as they may. The parts of the run, each WINDOW_S after SETTLE_S: both
 topics are published to; only one is; both again, with half the limit; both, after the bundle of one moved to the other
-broker; both, with a topic that was deleted and made anew. The value is the largest deviation of a part from its limit,
-in percent.
+broker; both, with a topic that was deleted and made anew; both, after kill -9 of the broker that divides the limit and
+its session. The value is the largest deviation of a part from its limit, in percent; `busiest_s` in `detail` is the
+second after the kill in which most was published, as a part of the limit.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ NAMESPACE = "public/shares"
 SENDERS = 100
 WINDOW_S = 10.0
 SETTLE_S = 8.0
+KILLED_S = 30
+"""Seconds until another broker divides the limit, at most: a session ends, and a leader is elected."""
 
 
 def _name_topic(bundle: int) -> str:
@@ -77,6 +80,11 @@ async def _place(admin: Any, bundle: int, endpoint: str) -> None:
 
 async def _rate(sending: list[Sending], window_s: float) -> float:
     await asyncio.sleep(SETTLE_S)
+    return await _count(sending, window_s)
+
+
+async def _count(sending: list[Sending], window_s: float) -> float:
+    """Returns how many messages a second are acknowledged during the window."""
     began, before = time.perf_counter(), sum(each.sent for each in sending)
     await asyncio.sleep(window_s)
     return (sum(each.sent for each in sending) - before) / (time.perf_counter() - began)
@@ -116,11 +124,16 @@ async def _measure(cluster: Any, options: Options, run: Run) -> None:
         await both[0].start()
         found["made anew"] = await _rate(both, window_s) / LIMIT
         shown = await admin.shared_limits()
+        leader = (await admin.balance_status()).leader
+        victim = next(each.endpoint for each in await admin.brokers() if each.name == leader)
+        next(each for each in cluster.brokers if each.address == victim).kill()
+        seconds = [await _count(both, 1.0) for _ in range(KILLED_S)]
+        found["killed"] = await _rate(both, window_s) / LIMIT
     run.value = round(100 * max(abs(each - 1) for each in found.values()), 1)
     run.detail = {
         **{name: round(each, 3) for name, each in found.items()}, "errors": sum(each.errors for each in both),
         "shares": {each.broker: round(each.share, 3) for each in shown.limits},
-        "why": sorted({each.why for each in shown.limits}),
+        "why": sorted({each.why for each in shown.limits}), "busiest_s": round(max(seconds) / LIMIT, 3),
     }  # fmt: skip
 
 
