@@ -66,7 +66,7 @@ class Shared:
         """Something waits at this broker for the rate, as its tokens are used up."""
         rate, now = self.publish_rate(name, place).rate, self.running.world.clock.monotonic()
         rate.throttled += 1
-        rate.spend_tokens((rate.count_spent()[0] and 1 + int(rate.available_tokens(now)[0])) or LIMIT, 0, now)
+        rate.spend_tokens(1000 * LIMIT, 0, now)  # owed for long, however slow the machine is
 
     def rates(self, place: str) -> dict[str, float]:
         return {
@@ -77,7 +77,12 @@ class Shared:
 
 @pytest.fixture(autouse=True)
 def _patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exchanges follow each other at once."""
+    """Exchanges follow each other at once, and brokers make none by themselves."""
+
+    async def never(_: LimitSharer) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(LimitSharer, "run", never)
     monkeypatch.setattr("magnetar.broker.cluster.shares_core.SURVEY_INTERVAL_S", 0.0)
 
 
@@ -200,12 +205,12 @@ async def test_a_publish_waits_for_the_share_and_is_stored_when_that_grows(tmp_p
             sent = [asyncio.create_task(producer.send(b"x")) for _ in range(5)]
             await until(lambda: found.publish_rate("second", "acme/a").rate.throttled > 0)
             assert not all(each.done() for each in sent), "its share is one message a second"
-            await found.exchange()
+            await found.exchange(2)
             await asyncio.gather(*sent)
         (row,) = [each for each in (await admin.shared_limits()).limits if each.broker == "second"]
         assert (row.place, row.policy, row.limit) == ("acme/a", "namespace_publish_rate_messages", 40)
         assert row.throttled > 0
-        assert row.share > 0.5
+        assert row.share >= 0.5
 
 
 async def test_without_answers_each_has_an_equal_part_and_says_so(
