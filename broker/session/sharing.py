@@ -43,7 +43,6 @@ from ..cluster.shares_core import (
 from ..common.retry import LogThrottle
 from ..node.topic_manager import TopicManager
 from ..topic.statistics import SharedRate
-from .administration import make_operation_request, parse_operation_reply
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -258,6 +257,9 @@ class LimitSharer:
         return None if leader is None or leader.broker == self._broker.name else leader
 
     async def _ask(self, leader: BalancerRecord, report: ShareReport) -> dict[str, GrantedShare]:
+        await self._broker.world.workers.load(f"{__package__}.administration")  # a broker alone needs none of it
+        from .administration import make_operation_request, parse_operation_reply
+
         request = make_operation_request(
             op.SHARE_LIMITS,
             {
