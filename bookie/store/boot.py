@@ -86,14 +86,32 @@ class LoadedStoreFiles(NamedTuple):
     last_log: int
 
 
-def load_store_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> LoadedStoreFiles:
+class JournalPlace(NamedTuple):
+    """Where a store has its journal: a directory, maybe on a device of its own, and the files through which it is used.
+    A failed write or sync of these files ends the process; those of the store's own directory may not (directories.py).
+    """
+
+    directory: str
+    files: Files
+
+    @classmethod
+    def inside(cls, directory: str, files: Files) -> JournalPlace:
+        """Returns the usual place: a folder of the store's directory."""
+        return cls(join_path(directory, JOURNAL_FOLDER), files)
+
+
+def load_store_files(
+    files: Files, directory: str, journal: JournalPlace, uuid: bytes, losses: DataLossLog
+) -> LoadedStoreFiles:
     """Does steps 1 to 4 of the start of a store: reads and repairs its files, except the journal. Records data losses
     in `losses`. Returns what they contain. Must run in a worker thread. Raises ForeignFile, NewerFormat, NoSpace, or
     OSError if a folder cannot be made or listed."""
-    for name in (JOURNAL_FOLDER, ENTRIES_FOLDER, LEDGERS_FOLDER):
-        disk.make_directories(files, join_path(directory, name))
+    for whose, path in ((journal.files, journal.directory), *(
+        (files, join_path(directory, name)) for name in (ENTRIES_FOLDER, LEDGERS_FOLDER)
+    )):  # fmt: skip
+        disk.make_directories(whose, path)
     losses.load()
-    mark, count = _read_mark(files, directory, uuid, losses)
+    mark, count = _read_mark(files, directory, journal, uuid, losses)
     ledgers = LedgerIndexFile(
         files, join_path(directory, LEDGERS_FOLDER), uuid, mark.ledgers_generation, mark.ledgers_end
     )
@@ -106,12 +124,14 @@ def load_store_files(files: Files, directory: str, uuid: bytes, losses: DataLoss
     return LoadedStoreFiles(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
 
-def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[CheckpointMark, int]:
+def _read_mark(
+    files: Files, directory: str, journal: JournalPlace, uuid: bytes, losses: DataLossLog
+) -> tuple[CheckpointMark, int]:
     """Returns (checkpoint mark, number of marks that this store has written). Creates a new store if there are no
     files. If the mark is damaged or missing, records a data loss and returns a mark that fits the files."""
     path = join_path(directory, MARK_FILE)
     numbers = log_files.list_entry_log_numbers(files, join_path(directory, ENTRIES_FOLDER))
-    journals = list_journal_file_numbers(files, join_path(directory, JOURNAL_FOLDER))
+    journals = list_journal_file_numbers(journal.files, journal.directory)
     if files.exists(path):
         try:
             return mark_format.decode_checkpoint_mark(

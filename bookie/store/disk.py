@@ -9,6 +9,11 @@
   nothing in the page cache, so when it finds no room, that is `NoSpace`.
 
 Guarded by tests/bookie/store/journal/test_journal.py `test_failed_sync_ends_the_process_and_nobody_is_answered`.
+
+**One of several disks** (`IsolatedFiles`): what would end the process ends the use of one directory instead. The first
+failed write or sync sets `failure`. From then on no byte and no name of the directory changes in this process, because
+it is unknown what the disk kept. Files that are open can be read as long as the disk reads them.
+Guarded by tests/bookie/test_several_disks.py.
 """
 
 from __future__ import annotations
@@ -58,6 +63,107 @@ def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn
         raise NoSpace(f"{doing}: {error}") from error
     files.end_process(f"{doing}: {error}")
     raise error
+
+
+class DirectoryFailed(OSError):
+    """Raised by each change of a directory whose disk has failed before (`IsolatedFiles`)."""
+
+
+class IsolatedFiles:
+    """The files of one directory of several: `end_process` ends the use of this directory, not the process. `failure`
+    is then the reason as a text; before, it is None. Implements `Files`."""
+
+    def __init__(self, files: Files) -> None:
+        self.of_process = self._files = files
+        self.failure: str | None = None
+
+    def check_writable(self) -> None:
+        """Raises DirectoryFailed if the directory has failed."""
+        if self.failure is not None:
+            raise DirectoryFailed(errno.EIO, f"its directory is not written any more: {self.failure}")
+
+    def end_process(self, reason: str) -> None:
+        if self.failure is None:
+            self.failure = reason
+
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
+    ) -> File:
+        if not write:
+            return self._files.open(path, write=False, direct=direct)
+        self.check_writable()
+        return IsolatedFile(
+            self, self._files.open(path, create=create, exclusive=exclusive, direct=direct)
+        )  # fmt: skip
+
+    def make_directories(self, path: str) -> None:
+        self.check_writable()
+        self._files.make_directories(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self.check_writable()
+        self._files.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        self.check_writable()
+        self._files.remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        self.check_writable()
+        self._files.sync_directory(path)
+
+    def lock(self, path: str) -> File:
+        return self._files.lock(path)
+
+    def allocate_buffer(self, size: int) -> memoryview:
+        return self._files.allocate_buffer(size)
+
+    def exists(self, path: str) -> bool:
+        return self._files.exists(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        return self._files.list_directory(path)
+
+    def disk_usage(self, path: str) -> tuple[int, int]:
+        return self._files.disk_usage(path)
+
+
+class IsolatedFile:
+    """A file that `IsolatedFiles` has opened for writing. Implements `File`."""
+
+    def __init__(self, files: IsolatedFiles, file: File) -> None:
+        self._files = files
+        self._file = file
+        self.pread = file.pread
+        self.pread_into = file.pread_into
+        self.size = file.size
+        self.advise_dontneed = file.advise_dontneed
+        self.advise_random = file.advise_random
+        self.close = file.close
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    @property
+    def direct(self) -> bool:
+        return self._file.direct
+
+    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
+        self._files.check_writable()
+        return self._file.pwrite(buffers, offset)
+
+    def fdatasync(self) -> None:
+        self._files.check_writable()
+        self._file.fdatasync()
+
+    def allocate(self, size: int) -> None:
+        self._files.check_writable()
+        self._file.allocate(size)
+
+    def truncate(self, size: int) -> None:
+        self._files.check_writable()
+        self._file.truncate(size)
 
 
 def write_buffers(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
@@ -204,10 +310,12 @@ def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iter
 
 async def run_or_end_process(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
     """Runs `work`, a background task without which the store cannot go on. If `work` raises an error, ends the process.
-    `what` names the work in the error text."""
+    `what` names the work in the error text. An error of one disk of several ends the use of its directory."""
     try:
         await work
     except Exception as error:
+        if isinstance(files, IsolatedFiles) and not isinstance(error, OSError):
+            files = files.of_process  # a defect of ours
         files.end_process(f"{what}: {error!r}")
         raise
 

@@ -28,6 +28,7 @@ from ...runtime.tasks import Worker
 from ..format import mark as mark_format
 from ..format.journal import DamagedFile
 from . import disk
+from .boot import JournalPlace
 from .checkpoint import MARK_FILE
 from .entrylog import files as log_files
 from .journal import Journal
@@ -133,8 +134,6 @@ class DiskReserve:
 
 _LOG = logging.getLogger("magnetar.bookie.store.space")
 
-JOURNAL_FOLDER = "journal"
-
 
 class DiskHeadroom:
     """Gets room on a full disk for a bookie's store: frees the disk reserve for writes that must succeed, repeats the
@@ -231,20 +230,20 @@ class DiskHeadroom:
             raise
 
 
-def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool:
+def release_reserve_for_start(files: Files, directory: str, journal: JournalPlace, uuid: bytes) -> bool:
     """Frees disk space when a start of the store found the disk full: deletes the disk reserve; if there is none, spare
     journal files or journal files that are not needed any more. Returns whether anything was deleted. Raises
     NewerFormat if the checkpoint mark has a newer format, OSError if a file cannot be read or deleted."""
-    journals = join_path(directory, JOURNAL_FOLDER)
     if DiskReserve(files, directory, directory, 0, 0).release():
         return True
-    names = files.list_directory(journals) if files.exists(journals) else []
+    files_of_journal, journals = journal.files, journal.directory
+    names = files_of_journal.list_directory(journals) if files_of_journal.exists(journals) else []
     spares = [name for name in names if name.startswith((SPARE_PREFIX, FILLING_PREFIX))]
     # not what this start begins to fill, again and again
     last = [name for name in spares if name.startswith(SPARE_PREFIX)]
     for needless in (spares[1:], _replayed(files, directory, uuid, names), last):
         for name in needless:
-            files.remove(join_path(journals, name))
+            files_of_journal.remove(join_path(journals, name))
         if needless:
             return True
     return False

@@ -219,12 +219,16 @@ async def largest_possible_ledger_id() -> int:
     return (1 << 63) - 1
 
 
+ReadLargestLedger = Callable[[], Awaitable[int]]
+"""A function that returns the largest ledger id that was ever given out; -1: none."""
+
+
 class RecordedDirectoryState(NamedTuple):
     """What the cookie and the metadata say about a data directory when its store is opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
-    upto: Callable[[], Awaitable[int]] = largest_possible_ledger_id  # the largest ledger id that was ever given out
+    upto: ReadLargestLedger = largest_possible_ledger_id  # the largest ledger id that was ever given out
 
 
 class DataLossLog:

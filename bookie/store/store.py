@@ -31,12 +31,14 @@ import contextlib
 import hmac
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from ...ledger.peer_format import Status
 from ...proto.errors import InvalidConfiguration
+from ...runtime.descriptors import NO_DESCRIPTOR_ERRORS
 from ...runtime.files import Files, join_path
 from ...runtime.metrics import Histogram
 from ...runtime.network import World
@@ -45,6 +47,7 @@ from ..format.index import Extent, ExtentTable
 from ..format.journal import RecordType, encode_adds
 from . import boot, disk
 from . import headroom as room
+from .boot import JournalPlace
 from .checkpoint import Checkpoint, CheckpointJournalPort
 from .entrylog import files as log_files
 from .entrylog import repair_at_start as logs_at_boot
@@ -152,14 +155,16 @@ class LoadedStore(msgspec.Struct, frozen=True):
 
 
 async def load_store(
-    world: World, directory: str, uuid: bytes, config: StoreConfig, known: RecordedDirectoryState, workers: StoreWorkers
-) -> LoadedStore:
+    world: World, directory: str, uuid: bytes, config: StoreConfig, known: RecordedDirectoryState,
+    workers: StoreWorkers, journal: JournalPlace | None = None,
+) -> LoadedStore:  # fmt: skip
     """Does steps 1 to 5 of the start of a store: reads and repairs its files and replays the journal. Returns the parts
     of the store. Raises ForeignFile, NewerFormat, NoSpace or OSError, and the errors of `known.upto`. The caller must
     close the workers."""
     files, entries = world.files, join_path(directory, boot.ENTRIES_FOLDER)
+    journal = journal or JournalPlace.inside(directory, files)
     losses = DataLossLog(files, directory)
-    found = await workers.flush.run(boot.load_store_files, files, directory, uuid, losses)
+    found = await workers.flush.run(boot.load_store_files, files, directory, journal, uuid, losses)
     reserve = DiskReserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
     await workers.flush.run(reserve.measure_size)
     descriptors, memtable, index = (
@@ -185,7 +190,7 @@ async def load_store(
         memtable, descriptors, numbers, hot, cold, index, found.ledgers,
     )  # fmt: skip
     replay = boot.JournalReplay(memtable, descriptors, checkpoint, losses)
-    end = await replay.run(files, join_path(directory, boot.JOURNAL_FOLDER), uuid, workers.journal[0], workers.read)
+    end = await replay.run(journal.files, journal.directory, uuid, workers.journal[0], workers.read)
     logs_at_boot.report_missing_logs(found.gone, descriptors.tombstones)
     await boot.enter_limbo(workers.flush, losses, known, end, descriptors)
     if replay.records:
@@ -226,6 +231,7 @@ class CheckpointScheduler:
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: DiskHeadroom, memtable: Memtable,
         descriptors: LedgerDescriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
+        on_failed: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._files = files
         self._journal = journal
@@ -236,6 +242,8 @@ class CheckpointScheduler:
         self._interval_s = interval_s
         self._journal_bytes_max = journal_bytes
         self._on_room = on_room
+        self._on_failed = on_failed
+        self._failed = False
         self._source = CheckpointJournalPort(lambda: journal.position, journal.release, self._swapped)
         self._due = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -246,13 +254,24 @@ class CheckpointScheduler:
         """Starts the task that makes checkpoints when they are due. If the task fails, the process ends."""
         guarded = disk.run_or_end_process(self._files, "checkpoints", self._run())
         self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
+        self._task.add_done_callback(self._on_task_ended)
+
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
+        """Only the failure of one directory of several ends the task and not the process: tells the owner of it."""
+        if not task.cancelled() and task.exception() is not None and isinstance(self._files, disk.IsolatedFiles):
+            self._failed = True
+            self._on_failed()
 
     async def stop(self) -> None:
         """Stops making checkpoints, and waits until the running one has ended. `flush` may still be called."""
         self._stopping.set()
         self._due.set()
         assert self._task is not None, "the keeper was not started"
-        await self._task
+        try:
+            await self._task
+        except OSError:
+            if not self._failed:
+                raise
 
     def schedule_if_due(self) -> None:
         """Makes the background task begin a checkpoint if one is due. Must be called after each sync of the journal."""
@@ -324,6 +343,7 @@ class StoreCallbacks(msgspec.Struct, frozen=True):
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again
     on_no_space: Callable[[], None] = lambda: None  # a write found a full disk
     on_bad: Callable[[], None] = lambda: None  # compaction found damage, and quarantined it
+    on_failed: Callable[[], None] = lambda: None  # the disk of a directory of several has failed
 
 
 class Store:
@@ -331,9 +351,13 @@ class Store:
     The caller must have locked the directory (bookie/store/identity.py)."""
 
     def __init__(
-        self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: LoadedStore, ports: StoreCallbacks
-    ) -> None:
+        self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: LoadedStore,
+        ports: StoreCallbacks, journal: JournalPlace | None = None,
+    ) -> None:  # fmt: skip
         files, entries, workers = world.files, join_path(directory, boot.ENTRIES_FOLDER), loaded.workers
+        journal = journal or JournalPlace.inside(directory, files)
+        self.directory = directory
+        self._isolated = files if isinstance(files, disk.IsolatedFiles) else None
         self._workers = workers
         self._losses = loaded.losses
         self._log, self._cold = loaded.hot, loaded.cold
@@ -365,7 +389,7 @@ class Store:
             self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_group_and_wait
         )
         self._journal = Journal(
-            world, join_path(directory, boot.JOURNAL_FOLDER), uuid, workers.journal, workers.flush,
+            replace(world, files=journal.files), journal.directory, uuid, workers.journal, workers.flush,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max, direct=config.journal_direct,
@@ -377,6 +401,7 @@ class Store:
         self._keeper = CheckpointScheduler(
             files, self._journal, self._checkpoint, self.room, self.memtable, self.descriptors,
             interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
+            on_failed=ports.on_failed,
         )  # fmt: skip
         self._tombstones = TombstoneWriter(
             self._journal, self.descriptors, self.memtable, self.seal_group_and_wait, self.checkpoint
@@ -389,31 +414,43 @@ class Store:
             forget=self._reads.close_log, on_bad=ports.on_bad,
         )  # fmt: skip
 
+    @property
+    def failure(self) -> str | None:
+        """Why the disk of the directory failed, as a text; None: it did not, or its failure ends the process. A store
+        that failed takes no adds, and writes nothing more but its journal."""
+        return None if self._isolated is None else self._isolated.failure
+
+    def note_disk_error(self, error: OSError) -> None:
+        """Called when the disk of the directory could not even be measured: one of several disks has failed then."""
+        if self._isolated is not None and error.errno not in NO_DESCRIPTOR_ERRORS:
+            self._isolated.end_process(f"{self.directory}: {error}")
+
     # ------------------------------------------------------------------------------------ life
     @classmethod
     async def open(
         cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None,
         known: RecordedDirectoryState | None = None,
-        ports: StoreCallbacks | None = None,
+        ports: StoreCallbacks | None = None, journal: JournalPlace | None = None,
     ) -> Store:  # fmt: skip
         """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. `known`: what
-        cookie and metadata say of the directory; `ports`: the functions that the store calls. On a full disk frees the
-        disk reserve and begins again. Raises ForeignFile, NewerFormat, NoSpace or OSError, and the errors of
-        `known.upto`."""
+        cookie and metadata say of the directory; `ports`: the functions that the store calls; `journal`: where its
+        journal is (None: in the directory). On a full disk frees the disk reserve and begins again. Raises ForeignFile,
+        NewerFormat, NoSpace or OSError, and the errors of `known.upto`."""
         config, known, ports = config or StoreConfig(), known or RecordedDirectoryState(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)
         try:
-            loaded = await load_store(world, directory, uuid, config, known, workers)
-            store = cls(world, directory, uuid, config, loaded, ports)
+            loaded = await load_store(world, directory, uuid, config, known, workers, journal)
+            store = cls(world, directory, uuid, config, loaded, ports, journal)
             await store._start_journal(loaded.end)
         except BaseException as error:
             await run_to_end(workers.close())  # nothing is written any more when this returns: the lock may go
             if not isinstance(error, disk.NoSpace) or isinstance(error, disk.NoFileDescriptor):
                 raise
             _LOG.warning("the disk is full at the start: %s", error)
-            if not room.release_reserve_for_start(world.files, directory, uuid):
+            place = journal or JournalPlace.inside(directory, world.files)
+            if not room.release_reserve_for_start(world.files, directory, place, uuid):
                 raise
-            return await cls.open(world, directory, uuid, config, known, ports)
+            return await cls.open(world, directory, uuid, config, known, ports, journal)
         return store
 
     async def _start_journal(self, end: JournalPosition) -> None:
@@ -441,11 +478,22 @@ class Store:
             await self._keeper.flush()
         except disk.NoSpace as error:
             _LOG.warning("no room, so no last checkpoint: the journal keeps the entries: %s", error)
+        except OSError as error:
+            self._raise_unless_failed(error)
         await self._journal.close()
-        await self._flush_worker.run(self._log.close)
-        await self._flush_worker.run(self._cold.close)
+        for log in (self._log, self._cold):
+            try:
+                await self._flush_worker.run(log.close)
+            except OSError as error:
+                self._raise_unless_failed(error)
         await self._reads.close()
         await self._workers.close()
+
+    def _raise_unless_failed(self, error: OSError) -> None:
+        """Raises `error` again, unless the directory has failed: then the journal keeps what is not in its logs."""
+        if self.failure is None:
+            raise error
+        _LOG.warning("not written, the directory %s has failed: %s", self.directory, error)
 
     # ------------------------------------------------------------------------------------ intents
     def add_entry(
@@ -468,11 +516,13 @@ class Store:
 
         NO_SUCH_LEDGER: the ledger is unknown here, and its key must be read from the metadata first. UNAUTHORIZED: the
         ledger has another key. FENCED: the ledger is deleted, or is fenced and `recovery` is False. BUSY: memory or the
-        journal's queue is full.
+        journal's queue is full. READ_ONLY: the disk of the directory has failed.
 
         `entries` are (entry id, stored entry, size in bytes), verified by the caller; `size` is the sum of the sizes,
         `lac` the largest last-add-confirmed (LAC) among them. The bounds are checked once, so one request may exceed
         them."""
+        if self._isolated is not None and self._isolated.failure is not None:
+            return Status.READ_ONLY
         dirty, memtable, journal = self.descriptors.dirty_ledgers, self.memtable, self._journal
         descriptor = dirty.get(ledger) or self.descriptors.get(ledger)
         if descriptor is None:
@@ -683,8 +733,8 @@ class Store:
 
     @property
     def has_room(self) -> bool:
-        """Returns whether the store can admit an add now. If not, an add gets BUSY."""
-        return not (self.memtable.is_full or self._journal.is_full)
+        """Returns whether the store can admit an add now, or refuses it for good. If not, an add gets BUSY."""
+        return self.failure is not None or not (self.memtable.is_full or self._journal.is_full)
 
     @property
     def is_journal_full(self) -> bool:

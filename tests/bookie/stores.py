@@ -12,6 +12,8 @@ from tests.bookie.entries import KEY, payload_of, stored_entry
 
 UUID = bytes(range(16))
 DATA = "/data/bookie"
+JOURNAL = "/journal/bookie"
+"""Of a store whose journal is on a disk of its own."""
 NODE = "bookie"
 SMALL = StoreConfig(
     memtable_bytes=24 << 10,

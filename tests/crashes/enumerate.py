@@ -157,7 +157,9 @@ class Enumeration:
         self.outcome.states += 1
         try:
             serve = room is None and self.outcome.states % SERVE_EVERY == 0
-            started = start(state, expected, serve=serve, room=room, recorded=recorded)
+            started = start(
+                state, expected, self.recording.journal, serve=serve, room=room, recorded=recorded
+            )  # fmt: skip
             if same is not None and started.answers != same:
                 raise Broken(f"the start was cut off, the next one differs: {differences(same, started.answers or {})}")
             return started

@@ -29,6 +29,7 @@ from magnetar.runtime.sim.disk import (
     UnsyncedWrite,
     split_path,
 )
+from tests.bookie.stores import JOURNAL
 from tests.crashes.sites import WRITE_BACK
 
 ALL_SUBSETS_MAX = 5
@@ -36,6 +37,7 @@ ALL_SUBSETS_MAX = 5
 RANDOM_SUBSETS = 32
 """of them at random."""
 RANDOM_BYTE_CUTS = 8
+RANDOM_DISK_CUTS = 8
 MUTATING = frozenset(
     ("create", "pwrite", "allocate", "truncate", "rename", "remove", "mkdir", "fdatasync", "sync_directory")
 )
@@ -150,6 +152,7 @@ class Image:
         self._pages: dict[int, SimPages] = dict(state.pages) if state else {}
         self._sizes = {inode: pages.size for inode, pages in self._pages.items()}
         self._owned: set[int] = set()
+        self._apart = {inode for path, inode in self._now.items() if path.startswith(JOURNAL)}  # on the second disk
         self._alone: dict[int, None] = {}  # direct writes whose own sync was removed: that of the next does not help
         self.volatile: list[Change] = []
         self.operations = state.operations if state else 0
@@ -176,6 +179,8 @@ class Image:
             case "create":
                 self._pages[inode] = SimPages()
                 self._sizes[inode] = 0
+                if _absolute(operation.path).startswith(JOURNAL):
+                    self._apart.add(inode)
                 self._rename(operation.number, (), ((_absolute(operation.path), inode),))
             case "mkdir":
                 self._rename(operation.number, (), ((_absolute(operation.path), operation.number),))
@@ -275,8 +280,27 @@ class Image:
             found += [
                 Cut(f"subset{i}", tuple(at for at in everything if rng.random() < 0.5)) for i in range(RANDOM_SUBSETS)
             ]
+        found += self._by_disk(rng)
         found += self._torn(rng)
         return found
+
+    def _by_disk(self, rng: random.Random) -> Iterator[Cut]:
+        """With two disks: all of the one and nothing of the other, and so much of each in its order."""
+        disks: tuple[list[int], list[int]] = [], []
+        for at, change in enumerate(self.volatile):
+            disks[self._is_apart(change)].append(at)
+        if not all(disks):
+            return
+        for number, disk in enumerate(disks):
+            yield Cut(f"disk{number}", tuple(disk))
+        for i in range(RANDOM_DISK_CUTS):
+            kept = [at for disk in disks for at in disk[: rng.randrange(len(disk) + 1)]]
+            yield Cut(f"disks{i}", tuple(sorted(kept)))
+
+    def _is_apart(self, change: Change) -> bool:
+        if isinstance(change, Content):
+            return change.inode in self._apart
+        return any(path.startswith(JOURNAL) for path, _ in change.removed + change.added)
 
     def _torn(self, rng: random.Random) -> Iterator[Cut]:
         """The last write (of those not synced) in pieces: cut at sectors and anywhere, and any of its sectors."""

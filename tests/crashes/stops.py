@@ -148,7 +148,8 @@ def _closes(life: Life) -> list[Work]:
 def _opens(life: Life) -> list[Work]:
     async def open_again() -> None:
         world = life.simulation.world(NODE)
-        life.store = await Store.open(world, DATA, UUID, TINY)
+        journal = life.recording.journal(world.files)
+        life.store = await Store.open(world, DATA, UUID, TINY, journal=journal)
 
     return [open_again()]
 
@@ -281,7 +282,9 @@ class Stopping:
         for _ in range(2):
             self.life.disk.faults = []
             try:
-                self.life.store = await Store.open(self.life.simulation.world(NODE), DATA, UUID, TINY)
+                world = self.life.simulation.world(NODE)
+                journal = self.life.recording.journal(world.files)
+                self.life.store = await Store.open(world, DATA, UUID, TINY, journal=journal)
                 return
             except store_disk.NoSpace as error:
                 refused = error

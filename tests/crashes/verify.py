@@ -10,7 +10,7 @@ leaves what the next start makes the same store of (`Answers`).
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from magnetar.bookie.format.mark import decode_checkpoint_mark
 from magnetar.bookie.store import disk as store_disk
+from magnetar.bookie.store.boot import JournalPlace
 from magnetar.bookie.store.checkpoint import MARK_FILE
 from magnetar.bookie.store.state_log import RecordedDirectoryState
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.files import join_path
+from magnetar.runtime.files import Files, join_path
 from magnetar.runtime.sim.disk import DiskOperation, SimDisk, SimFiles, SimInode
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, SMALL, UUID
@@ -85,8 +86,9 @@ class Started:
 
 
 def start(
-    state: State, expected: Expected, *, serve: bool = False, room: int | None = None, recorded: bool = True
-) -> Started:
+    state: State, expected: Expected, journal: Callable[[Files], JournalPlace], *, serve: bool = False,
+    room: int | None = None, recorded: bool = True,
+) -> Started:  # fmt: skip
     """Raises Broken, or whatever the start raised. `room`: no more bytes than that are free on the disk.
 
     Not `recorded`: its steps are not kept (which takes time, and few are crashed themselves).
@@ -113,7 +115,8 @@ def start(
     async def run() -> Answers | None:
         try:
             store_disk.make_directories(world.files, DATA)
-            store = await Store.open(world, DATA, UUID, ROOMY, RecordedDirectoryState(upto=upto))
+            place = journal(world.files)
+            store = await Store.open(world, DATA, UUID, ROOMY, RecordedDirectoryState(upto=upto), journal=place)
         except store_disk.NoSpace:
             if room is None:
                 raise

@@ -19,14 +19,16 @@ from functools import partial
 from msgspec.structs import force_setattr, replace
 
 from magnetar.bookie.store import disk as store_disk
+from magnetar.bookie.store.boot import JournalPlace
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.state_log import RecordedDirectoryState
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
+from magnetar.runtime.files import Files
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES, DiskOperation, FileFault, SimDisk
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY
-from tests.bookie.stores import DATA, NODE, SMALL, UUID
+from tests.bookie.stores import DATA, JOURNAL, NODE, SMALL, UUID
 from tests.crashes import chapters
 from tests.crashes.facts import Fact, Kind, stored_bytes
 from tests.crashes.image import Step
@@ -75,6 +77,10 @@ class Recording:
     def __post_init__(self) -> None:
         self.name = self.name or str(self.seed)
 
+    def journal(self, files: Files) -> JournalPlace:
+        """Half of the stores have their journal on a disk of its own."""
+        return JournalPlace(JOURNAL, files) if self.seed // 2 % 2 else JournalPlace.inside(DATA, files)
+
 
 class Life:
     """One workload while it runs."""
@@ -112,7 +118,7 @@ class Life:
 
         async def start() -> Store:
             world.files.make_directories(DATA)
-            return await Store.open(world, DATA, UUID, TINY, known)
+            return await Store.open(world, DATA, UUID, TINY, known, journal=self.recording.journal(world.files))
 
         self.store = await self.simulation.spawn(NODE, start())
 
