@@ -328,65 +328,77 @@ class Bookies:
     def _failed_lately(self, bookie: str) -> bool:
         return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
-    async def choose_bookies_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
+    async def choose_bookies_after_listing(
+        self, count: int, *, write_quorum: int | None = None, ledger: int = -1
+    ) -> list[str]:
         """Chooses bookies like `choose_bookies`. If there are too few, lists the bookies again and chooses once more,
         because the watch may lag. Raises the errors of `choose_bookies`, and the metadata's errors."""
         try:
-            return self.choose_bookies(count, write_quorum=write_quorum)
+            return self.choose_bookies(count, write_quorum=write_quorum, ledger=ledger)
         except NotEnoughBookies:
             await self.refresh_bookie_list()
-            return self.choose_bookies(count, write_quorum=write_quorum)
+            return self.choose_bookies(count, write_quorum=write_quorum, ledger=ledger)
+
+    @property
+    def has_unwritable_directories(self) -> bool:
+        """Returns whether some writable bookie takes adds to a part of the ledgers alone: one of its disks is full or
+        has failed."""
+        return any(each.unwritable and not each.read_only for each in self._available.values())
 
     def choose_bookies(
-        self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None
+        self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None, ledger: int = -1
     ) -> list[str]:
         """Chooses `count` distinct writable bookies for copies and returns them. Raises NotEnoughBookies, with the
         fields `wanted` and `available`; InvalidConfiguration if `write_quorum` is larger than `count`.
 
         With `write_quorum`, for a new ledger, every write set must cover the smallest number of racks. Without
         `write_quorum`, the bookies in `exclude` have copies already; they are not chosen, and other racks than theirs
-        are preferred."""
+        are preferred. `ledger`: whose copies they are for; a bookie whose directory of this ledger is full or has
+        failed is not chosen. -1: not known yet."""
         there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
         beside = {count + slot: self.find_rack(bookie) for slot, bookie in enumerate(there)}
-        return self._placed(count, exclude, beside, write_quorum)
+        return self._placed(count, exclude, beside, write_quorum, ledger)
 
-    def choose_replacements(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
+    def choose_replacements(
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, ledger: int = -1
+    ) -> dict[int, str]:
         """Chooses a replacement for the bookie in each of `slots` of the ensemble, so that the write sets of
         `write_quorum` slots cover enough racks. Returns slot → bookie; only for the first slots, or for none, if there
         are too few bookies.
 
         Never chooses a bookie that failed lately. Prefers racks that the other slots do not have."""
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
-        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
+        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed], ledger)
 
     def choose_repair_targets(
-        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
-    ) -> dict[int, str]:
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str],
+        ledger: int = -1,
+    ) -> dict[int, str]:  # fmt: skip
         """Chooses replacements like `choose_replacements`, for copies of entries that are final, because the bookies in
         `slots` are lost or leaving. Returns slot → bookie.
 
         Prefers bookies that have not failed lately. Never chooses a bookie of `gone` or of `limbo_bookies`."""
-        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.limbo_bookies])
+        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.limbo_bookies], ledger)
 
     def _replaced(
-        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, exclude: Collection[str]
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, exclude: Collection[str], ledger: int
     ) -> dict[int, str]:
         for count in range(len(slots), 0, -1):
             places = sorted(slots[:count])
             rest = {slot: self.find_rack(bookie) for slot, bookie in enumerate(ensemble) if slot not in places}
             try:
-                return dict(zip(places, self._placed(count, exclude, rest, write_quorum), strict=True))
+                return dict(zip(places, self._placed(count, exclude, rest, write_quorum, ledger), strict=True))
             except NotEnoughBookies as error:
                 _LOG.debug("%d of %d bookies cannot be replaced: %s", count, len(ensemble), error)
         return {}
 
     def _placed(
-        self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None
+        self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None, ledger: int
     ) -> list[str]:
         candidates = [
             BookieCandidate(bookie, self.find_rack(bookie), record.free_bytes, self.is_quarantined(bookie))
             for bookie, record in sorted(self._available.items())
-            if not record.read_only and bookie not in exclude
+            if (record.takes_adds_of(ledger) if ledger >= 0 else not record.read_only) and bookie not in exclude
         ]
         rule = RackRule() if write_quorum is None else self._rule
         found = choose_bookies(

@@ -44,7 +44,7 @@ from ..metadata.store import (
     update_nodes,
     update_record,
 )
-from ..proto.errors import AlreadyExists, BadVersion
+from ..proto.errors import AlreadyExists, BadVersion, NotEnoughBookies
 from ..runtime.network import World
 from . import recovery
 from . import recovery as records
@@ -179,6 +179,9 @@ BLOCK_DOUBLED_WITHIN_S, IDS_PER_BLOCK_MAX = 1.0, 1024
 IDS_PER_BLOCK_MAX. Otherwise a client that creates hundreds of ledgers a second would spend half of its time on the
 counter. The unused rest of a block is lost at a stop, which does no harm: there are 2^63 ids."""
 TRACKED_WRITERS_MIN = 16
+PLACED_IDS_MAX = 16
+"""How many ids are tried for a new ledger while disks of bookies are full or have failed. With half of two bookies'
+directories, one id in four fits both."""
 """The number of ended writers that may be kept before they are dropped, because dropping them walks over all open
 writers."""
 
@@ -259,12 +262,25 @@ class LedgerClient:
         if shrink is not StripingReduction.NOTHING:
             shape = await self._fit(shape, shrink)
         rng = self._world.rng
+        ledger, bookies = await self._place(above, shape)
         return make_ledger_record(
-            await self._next_id(above), shape,
-            await self._bookies.choose_bookies_after_listing(shape.ensemble_size, write_quorum=shape.write_quorum),
-            key=rng.randbytes(LEDGER_KEY_BYTES), token=rng.randbytes(16).hex(),
+            ledger, shape, bookies, key=rng.randbytes(LEDGER_KEY_BYTES), token=rng.randbytes(16).hex(),
             created_ms=self._world.clock.wall_ms(), properties=properties or {},
         )  # fmt: skip
+
+    async def _place(self, above: int, shape: Striping) -> tuple[int, list[str]]:
+        """Returns (id of a new ledger, its bookies). A bookie whose disk for this id is full or has failed does not
+        take it, and the disk of the next id may be another one: so up to PLACED_IDS_MAX ids are tried."""
+        for tried in range(1, PLACED_IDS_MAX + 1):
+            ledger = await self._next_id(above)
+            try:
+                return ledger, await self._bookies.choose_bookies_after_listing(
+                    shape.ensemble_size, write_quorum=shape.write_quorum, ledger=ledger
+                )
+            except NotEnoughBookies:
+                if tried == PLACED_IDS_MAX or not self._bookies.has_unwritable_directories:
+                    raise
+        raise AssertionError("the last id returns or raises")
 
     def make_creation_update(self, draft: LedgerRecord) -> NodeUpdate:
         """Returns the change of the metadata that creates the ledger of `draft`, a record made by `draft_record`. The

@@ -445,7 +445,7 @@ class LedgerWriter:
     def _choose(self, change: ChangeEnsemble) -> dict[int, str]:
         ensemble = self._record.fragments[-1].bookies
         return self._bookies.choose_replacements(
-            ensemble, [slot for slot, _ in change.failed], self._record.write_quorum
+            ensemble, [slot for slot, _ in change.failed], self._record.write_quorum, self.ledger_id
         )
 
     # ------------------------------------------------------------------------------ the end

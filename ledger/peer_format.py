@@ -223,6 +223,12 @@ def parse_add_request_without_flags(head: bytes) -> tuple[int, int, bytes] | Non
     return ledger, entry, key
 
 
+def read_ledger_of_request(head: bytes) -> int:
+    """Returns the ledger id in the head of a request, which need not be valid otherwise; -1 if the head is too
+    short."""
+    return -1 if len(head) < _REQUEST.size else int.from_bytes(head[4:12], "big", signed=True)
+
+
 def decode_request(head: bytes) -> BookieRequestHead:
     """Decodes the head of a request and returns it. Raises ValueError if its length, version, operation or flags are
     wrong."""

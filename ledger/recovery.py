@@ -141,7 +141,7 @@ class _Attempt:
 
     def _choose(self, exclude: Sequence[str]) -> str | None:
         try:
-            return self._bookies.choose_bookies(1, exclude)[0]
+            return self._bookies.choose_bookies(1, exclude, ledger=self._record.ledger_id)[0]
         except NotEnoughBookies:
             return None
 

@@ -207,6 +207,29 @@ class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
     ranges: tuple[tuple[int, int], ...] = ()  # first and last id of each, ascending
 
 
+LedgerGenerations = tuple[tuple[int, int], ...]
+"""How a bookie maps ledgers to its ledgers directories: (first ledger id, number of directories) in ascending order of
+both. A row holds for the ledgers from its first id on, up to the next row's. The rows are never changed."""
+_IDS = (1 << 64) - 1
+
+
+def find_ledgers_directory(generations: LedgerGenerations, ledger: int) -> int:
+    """Returns the number (from 0) of the ledgers directory that has this ledger. Pure, and the same for ever: the row
+    of `generations` of the ledger has the number of directories; the remainder of the mixed id (the last steps of
+    SplitMix64) chooses.
+
+    The remainder of the id itself would not do: a broker makes a topic's ledger and its cursor's in turns."""
+    count = 1
+    for first, directories in generations:
+        if ledger >= first:
+            count = directories
+    if count == 1:
+        return 0
+    mixed = (ledger ^ ledger >> 30) * 0xBF58476D1CE4E5B9 & _IDS
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _IDS
+    return (mixed ^ mixed >> 31) % count
+
+
 class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a bookie and its data directory. At each start the bookie compares the directory with this
     record, and so detects that the directory was rolled back to an older state (bookie/store/identity.py). `instance`:
@@ -220,6 +243,10 @@ class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
     journal: int = 0  # a position up to which its journal was synced
     offset: int = 0
     rebuilt: bool = False  # the tree was made from the bookies' directories: the next start accepts it, and ends this
+    ledgers: LedgerGenerations = ()  # how its ledgers are mapped to several directories; empty: it has one
+    more: tuple[tuple[int, int], ...] = ()  # the same position (journal, offset) of the directories 1, 2, …
+    own_journal: bool = False  # its journal is in a directory of its own
+    replaced: tuple[str, ...] = ()  # names of directories that an operator gave up: its next start takes empty ones
 
 
 class BookieRecord(MetadataRecord, frozen=True, kw_only=True):
@@ -239,6 +266,19 @@ class BookieRecord(MetadataRecord, frozen=True, kw_only=True):
     key: str = ""  # public, of its peer service (runtime/network.py); empty: it speaks in clear
     version: str = ""  # of its Magnetar
     format: int = 1  # the latest format of a cluster that it understands (CLUSTER_FORMAT)
+    ledgers: LedgerGenerations = ()  # how its ledgers are mapped to several directories; empty: it has one
+    unwritable: tuple[int, ...] = ()  # numbers of directories that take no adds of clients: full, or failed
+    failed: tuple[int, ...] = ()  # numbers of directories that failed: their copies do not count
+
+    def takes_adds_of(self, ledger: int) -> bool:
+        """Returns whether the bookie takes clients' adds to this ledger, as it reported last."""
+        return not self.read_only and not (
+            self.unwritable and find_ledgers_directory(self.ledgers, ledger) in self.unwritable
+        )
+
+    def has_lost(self, ledger: int) -> bool:
+        """Returns whether the ledger is in a directory of the bookie that failed."""
+        return bool(self.failed) and find_ledgers_directory(self.ledgers, ledger) in self.failed
 
 
 class RacksRecord(MetadataRecord, frozen=True, kw_only=True):

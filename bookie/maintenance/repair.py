@@ -50,6 +50,7 @@ from .repair_core import (
     BookieAbsences,
     RepairReason,
     decide_repair_mark,
+    find_bookies_with_failed_disk,
     find_copy_gaps,
     list_bookies_of_ledger,
     list_copies_to_check,
@@ -116,6 +117,7 @@ class Auditor:
         """Resets all state to that of a new auditor. Each absent bookie then gets the whole grace period again."""
         self._absences = BookieAbsences(self._config.lost_bookie_grace_s)
         self._gone: dict[str, RepairReason] | None = None
+        self._with_failed_disks: dict[str, BookieRecord] = {}
         self._available: dict[str, BookieRecord] | None = None
         self._named: dict[str, None] = {}  # bookies that some record names
         self._changed: dict[int, None] = {}
@@ -220,7 +222,14 @@ class Auditor:
         known = [*await self._metadata.children(paths.COOKIES), *self._named, *reported]
         lost = self._absences.update_absent_and_gone(now, known, available)
         gone = dict.fromkeys(sorted(lost), RepairReason.LOST) | dict.fromkeys(departing, RepairReason.DEPARTING)
-        if gone != self._gone or now >= self._scan_due:
+        failed = {bookie: record for bookie, record in available.items() if record.failed}
+        news = {bookie: record.failed for bookie, record in failed.items()} != {
+            bookie: record.failed for bookie, record in self._with_failed_disks.items()
+        }
+        for bookie in sorted(failed.keys() - self._with_failed_disks.keys()):
+            _LOG.warning("a disk of bookie %s failed: what was on it is copied to other bookies", bookie)
+        self._with_failed_disks = failed
+        if gone != self._gone or news or now >= self._scan_due:
             for bookie in sorted(gone.keys() - (self._gone or {}).keys()):
                 _LOG.warning("bookie %s is %s: its entries are copied to other bookies", bookie, gone[bookie].value)
             self._scan_due = now + self._config.scan_interval_s  # before the reads: what changes meanwhile is told
@@ -262,6 +271,11 @@ class Auditor:
             marked = await read_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
+    def _gone_for(self, ledger: int) -> dict[str, RepairReason]:
+        """Returns the bookies whose copies of the ledger do not count, each with the reason."""
+        failed = find_bookies_with_failed_disk(ledger, self._with_failed_disks)
+        return dict.fromkeys(sorted(failed), RepairReason.DISK_FAILED) | (self._gone or {})
+
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
         """Calls `work` with each ledger, for `RECORD_READS_AT_ONCE` ledgers at a time. If the record of a ledger cannot
         be read, only the work on that ledger ends."""
@@ -290,7 +304,7 @@ class Auditor:
             self._closed[ledger] = None
             self._closing.set()
         found, now_ms = found or {}, self._clock.wall_ms()
-        gone = self._gone or {}
+        gone = self._gone_for(ledger)
         waits = self._is_recovering(ledger, record) and not found
 
         def change(mark: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
@@ -417,7 +431,7 @@ class Auditor:
     async def _incomplete(self, record: LedgerRecord) -> dict[str, RepairReason]:
         """Asks the bookies for their copies of the ledger's final fragments. Returns the bookies, neither lost nor
         departing, that lack entries."""
-        gone = self._gone or {}
+        gone = self._gone_for(record.ledger_id)
         held: dict[tuple[int, str], IntegerIntervals | None] = {}
         for final, bookie in list_copies_to_check(record, gone):
             there = (self._available or {}).get(bookie)

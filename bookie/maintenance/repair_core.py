@@ -38,7 +38,15 @@ import msgspec
 
 from ...ledger.metadata_core import get_striping_of_record
 from ...ledger.writer_core import Striping
-from ...metadata.records import CLOSED, IN_RECOVERY, DamagedEntriesRecord, Fragment, LedgerRecord, UnderReplicatedRecord
+from ...metadata.records import (
+    CLOSED,
+    IN_RECOVERY,
+    BookieRecord,
+    DamagedEntriesRecord,
+    Fragment,
+    LedgerRecord,
+    UnderReplicatedRecord,
+)
 from ...runtime.token_bucket import TokenBucket
 from ..store.memtable import IntegerIntervals
 
@@ -51,7 +59,8 @@ from ..store.memtable import IntegerIntervals
 #     DEPARTING   is to be emptied: an operator said so
 #     INCOMPLETE  is registered, and lacks entries that it should have
 #     DAMAGED     is registered, and reports damaged entries
-#     RETURNED    was LOST or DEPARTING when the ledger was marked, and is not any more: to be compared
+#     DISK_FAILED is registered, and says that the one of its disks failed that has the ledger (BookieRecord.failed)
+#     RETURNED    was LOST, DEPARTING or DISK_FAILED when the ledger was marked, and is not any more: to be compared
 #
 # or when a recovery of it was begun and did not end. `decide_repair_mark` gives the mark that the ledger should have,
 # from its record, the facts and its present mark: the same facts give the same mark, whichever auditor judges and
@@ -66,16 +75,18 @@ from ..store.memtable import IntegerIntervals
 class RepairReason(enum.Enum):
     """The reason why a ledger's copies on a bookie must be repaired. LOST: the bookie was not registered for longer
     than the grace period. DEPARTING: an operator empties it. INCOMPLETE: it lacks entries that it should have. DAMAGED:
-    it reports damaged entries. RETURNED: it was lost or departing when the ledger was marked, and is not any more."""
+    it reports damaged entries. RETURNED: it was lost or departing when the ledger was marked, and is not any more.
+    DISK_FAILED: it is registered, and says that the disk with the ledger has failed."""
 
     LOST = "lost"
     DEPARTING = "departing"
     INCOMPLETE = "incomplete"
     DAMAGED = "damaged"
     RETURNED = "returned"
+    DISK_FAILED = "disk failed"
 
 
-REASONS_BOOKIE_GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
+REASONS_BOOKIE_GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value, RepairReason.DISK_FAILED.value)
 
 
 class StuckReason(enum.Enum):
@@ -318,6 +329,12 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: EntriesHel
                 here.append(CopyGap(final.first, final.last, slot, bookie, False, missing))
         found += [(-len(here), number, gap) for gap in here]
     return tuple(gap for _, _, gap in sorted(found, key=lambda each: each[:2]))
+
+
+def find_bookies_with_failed_disk(ledger: int, available: Mapping[str, BookieRecord]) -> frozenset[str]:
+    """Returns the registered bookies that say that the disk with this ledger has failed: their copies of it do not
+    count."""
+    return frozenset(bookie for bookie, record in available.items() if record.has_lost(ledger))
 
 
 def find_lost_or_departing_bookies(

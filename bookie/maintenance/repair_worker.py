@@ -72,6 +72,7 @@ from .repair_core import (
     compute_seconds_until_attempt,
     decide_next_repair_step,
     find_bookies_damaged_in_last_fragment,
+    find_bookies_with_failed_disk,
     find_lost_or_departing_bookies,
     find_runs_without_copies,
     is_recovery_needed,
@@ -539,6 +540,7 @@ class RepairWorker:
         record = await marks.read_ledger_record(self._metadata, ledger)
         available = await marks.list_registered_bookies(self._metadata)
         gone = find_lost_or_departing_bookies(mark, available, await marks.list_departing_bookies(self._metadata))
+        gone |= find_bookies_with_failed_disk(ledger, available)
         damaged = frozenset[str]()
         held: dict[tuple[int, str], IntegerIntervals | None] = {}
         if record is not None:
@@ -636,7 +638,7 @@ class RepairWorker:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
         slots = [gap.slot, *(slot for slot, each in enumerate(ensemble) if each in gone and slot != gap.slot)]
-        found = self._client.bookies.choose_repair_targets(ensemble, slots, record.write_quorum, gone)
+        found = self._client.bookies.choose_repair_targets(ensemble, slots, record.write_quorum, gone, record.ledger_id)
         if not found:
             raise CopyFailed(
                 StuckReason.NO_TARGET,
