@@ -14,6 +14,9 @@
 | limbo-status | – | how much of its lost data the bookie has restored, and what it cannot restore |
 | accept-loss | – | {"givenUp": {ledger: what it lacks}}: leaves limbo without that data, after one more pass |
 
+A bookie with several ledgers directories answers for all of them together; `directories` has the answers of each
+(`combine_answers`).
+
 `readOnly` of `state` says that the bookie takes no adds of clients: it is departing, or its disk is full (`disk`). The
 verbs about ledgers and their copies are below. No verb delays adds: each runs in a task of its own
 (bookie/service.py), and its work runs in the store's workers. A run continues when the client that started it
@@ -52,7 +55,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -76,16 +80,14 @@ from ..runtime.descriptors import PROCESS_DESCRIPTORS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
 from ..runtime.tcp.listening import PROCESS_CERTIFICATES
+from .directory import LedgersDirectory
 from .format.journal import DamagedFile
 from .maintenance import marks
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
 from .maintenance.repair_core import REASONS_BOOKIE_GONE, list_bookies_of_ledger
-from .maintenance.restore import LimboRestorer
-from .maintenance.scrub import Scrubber
-from .registration import DiskMonitor
+from .registration import DiskState
 from .store.disk import NoSpace
 from .store.entrylog.mover import EntryLogPlan
-from .store.store import Store
 
 _LOG = logging.getLogger("magnetar.bookie.admin")
 
@@ -110,28 +112,17 @@ class BookieAdmin:
     them. Calling `metadata` returns the current metadata session."""
 
     def __init__(
-        self, bookie_id: str, store: Store, upkeep: DiskMonitor, collector: GarbageCollector, limbo: LimboRestorer,
-        scrubber: Scrubber, metadata: Callable[[], MetadataStore], clock: Clock,
+        self, bookie_id: str, directories: Sequence[LedgersDirectory], metadata: Callable[[], MetadataStore],
+        clock: Clock,
     ) -> None:  # fmt: skip
-        self._bookie_id = bookie_id
-        self._store = store
-        self._upkeep = upkeep
-        self._collector = collector
-        self._exit = limbo
-        self._scrubber = scrubber
-        self._metadata = metadata
-        self._clock = clock
-        self._runs = _ManualRuns(collector, clock)
-        self._verbs: dict[str, AdminVerb] = {
-            "state": self._state,
-            "report": self._report,
-            "gc-plan": self._gc_plan,
-            "gc-start": self._gc_start,
-            "gc-status": self._gc_status,
-            "scrub-status": self._scrub_status,
-            "limbo-status": self._limbo_status,
-            "accept-loss": self._accept_loss,
-        }
+        self._each = [_DirectoryAdmin(bookie_id, each, metadata, clock) for each in directories]
+        self._verbs: dict[str, AdminVerb] = {verb: partial(self._ask_each, verb) for verb in self._each[0].verbs}
+
+    async def _ask_each(self, verb: str, options: VerbOptions) -> JsonObject:
+        """Returns the answer of the only directory, or the answers of all directories combined."""
+        asked = [each for each in self._each if each.is_concerned_by(verb)]
+        answers = [await each.verbs[verb](options) for each in asked or self._each[:1]]
+        return answers[0] if len(self._each) == 1 else combine_answers(verb, answers)
 
     def add_verbs(self, verbs: Mapping[str, AdminVerb]) -> None:
         """Adds admin verbs that another object answers, by the name of the verb. They replace verbs of the same
@@ -164,18 +155,109 @@ class BookieAdmin:
     async def close(self) -> None:
         """Cancels the garbage collection that an operator started, if one is running. What it has not committed has no
         effect, as after a crash."""
+        for each in self._each:
+            await each.close()
+
+
+def combine_answers(verb: str, answers: Sequence[JsonObject]) -> JsonObject:
+    """Returns the answer to a verb from those of the ledgers directories, combined field by field. `directories` has
+    the answers of all, except to verbs that concern the bookie as a whole."""
+    whole = _combine(answers)
+    return whole if verb in ("report", "gc-start") else whole | {"directories": list(answers)}
+
+
+def _combine(answers: Sequence[JsonObject]) -> JsonObject:
+    """Returns one object of several with the same fields: of each field the value that `ANSWER_FIELDS_COMBINED` makes
+    of theirs; objects are combined field by field; of other fields the first value that is not None."""
+    return {name: _combine_field(name, [each[name] for each in answers]) for name in answers[0]}
+
+
+def _combine_field(name: str, values: list[Any]) -> object:
+    known = [each for each in values if each is not None]
+    if name in ANSWER_FIELDS_COMBINED and known:
+        return ANSWER_FIELDS_COMBINED[name](known)
+    if known and all(isinstance(each, dict) for each in known):
+        return _combine(known) if len({each.keys() == known[0].keys() for each in known}) == 1 else known[0]
+    return known[0] if known else None
+
+
+def _joined(values: list[Any]) -> object:
+    return {key: value for each in values for key, value in each.items()}
+
+
+def _concatenated(values: list[Any]) -> object:
+    return [one for each in values for one in each] if isinstance(values[0], list) else sum(values)
+
+
+def _worst_disk(values: list[Any]) -> object:
+    return max(values, key=[state.value for state in DiskState].index)
+
+
+ANSWER_FIELDS_COMBINED: dict[str, Callable[[list[Any]], object]] = {
+    "disk": _worst_disk, "readOnly": all, "running": any, "percent": min, "startedMs": min,
+    **dict.fromkeys((
+        "highestLedger", "limboUpto", "fencedUpto", "upto", "limbo_passes", "endedMs", "graceEndsMs", "syncP50Seconds",
+        "syncP99Seconds",
+    ), max),
+    **dict.fromkeys((
+        "totalBytes", "freeBytes", "ledgers", "quarantined", "blocked", "limbo_ledgers", "limbo_ledgers_done",
+        "limbo_restored_entries", "limbo_restored_bytes", "limbo_recovered_ledgers", "syncs", "entries", "bytes",
+        "damaged", "suspected", "ledgersDeleted", "bytesFreed", "bytesMoved", "badRecords",
+    ), sum),
+    **dict.fromkeys(("logs", "logsDeleted", "logsCompacted"), _concatenated),
+    **dict.fromkeys(("givenUp", "why"), _joined),
+}  # fmt: skip
+"""How the fields of the answers of several ledgers directories become one."""
+
+
+class _DirectoryAdmin:
+    """Answers the verbs for one ledgers directory."""
+
+    def __init__(
+        self, bookie_id: str, directory: LedgersDirectory, metadata: Callable[[], MetadataStore], clock: Clock
+    ) -> None:
+        self._bookie_id = bookie_id
+        self._directory = directory
+        self._store = directory.store
+        self._upkeep = directory.upkeep
+        self._collector = directory.collector
+        self._exit = directory.limbo
+        self._scrubber = directory.scrubber
+        self._metadata = metadata
+        self._clock = clock
+        self._runs = _ManualRuns(self._collector, clock)
+        self.verbs: dict[str, AdminVerb] = {
+            "state": self._state,
+            "report": self._report,
+            "gc-plan": self._gc_plan,
+            "gc-start": self._gc_start,
+            "gc-status": self._gc_status,
+            "scrub-status": self._scrub_status,
+            "limbo-status": self._limbo_status,
+            "accept-loss": self._accept_loss,
+        }
+
+    def is_concerned_by(self, verb: str) -> bool:
+        """Returns whether the verb shows or changes something of this directory, as it is now."""
+        if verb == "accept-loss":
+            return self._exit.limbo_upto >= 0
+        return verb not in ("gc-start", "gc-plan") or self._store.failure is None
+
+    async def close(self) -> None:
         await self._runs.close()
 
     # ------------------------------------------------------------------------------------ verbs
     async def _state(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         store = self._store
-        total, free = await store.room.measure_disk()
+        total, free = self._upkeep.usage if store.failure is not None else await store.room.measure_disk()
         facts, refused = store.descriptors, self._collector.refusal
         return {
             "bookie": self._bookie_id,
             "version": PRODUCT,
             "clusterFormat": get_written_format(),
+            "path": self._directory.path,
+            "failure": store.failure,
             "disk": self._upkeep.state.value,
             "readOnly": self._upkeep.is_read_only,
             "totalBytes": total,

@@ -23,6 +23,7 @@ before:
 | TIGHT | used ≥ `disk_warn_share` | major compaction, which needs room before it gives some |
 | FULL | used ≥ `disk_full_share`, or free < the floor; until both are well within their limits | adds of clients |
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
+| FAILED | the disk of a ledgers directory of several failed, until a restart | all adds |
 
 An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until the operator cancels it.
 The floor is `free_bytes_min` as it is set, whatever share of the disk that is; unset: DEFAULT_FREE_BYTES_MIN, at most 5
@@ -40,7 +41,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -176,12 +177,14 @@ class BookieRegistration:
                 await self.metadata.delete(paths.bookie(self._said.bookie))
             self._said = None
 
-    def is_record_current(self, *, read_only: bool, free_bytes: int) -> bool:
+    def is_record_current(
+        self, *, read_only: bool, free_bytes: int, unwritable: tuple[int, ...] = (), failed: tuple[int, ...] = ()
+    ) -> bool:
         """Returns whether the registered record has these values; False if the bookie is not registered. A change of
         the free bytes by at most `FREE_BYTES_DRIFT_SHARE` does not count until the record is older than
         `FREE_BYTES_RECORD_AGE_S`."""
         said = self._said
-        if said is None or said.read_only != read_only:
+        if said is None or (said.read_only, said.unwritable, said.failed) != (read_only, unwritable, failed):
             return False
         is_old = self._clock.monotonic() - self._said_at >= FREE_BYTES_RECORD_AGE_S
         return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_BYTES_DRIFT_SHARE)
@@ -258,24 +261,29 @@ stopped before."""
 
 
 class JournalPositionRecorder:
-    """Records in the metadata up to which position the bookie's journal is synced, so that a start notices a directory
-    that was rolled back. Until the first position of this process is stored, answers to clients wait (`defer_answer`).
-    Then `on_first` is called, which must make later answers go out at once."""
+    """Records in the metadata up to which position the bookie's journals (of `stores`) are synced, so that a start
+    notices a directory that was rolled back. Until the first position of this process is stored, answers to clients
+    wait (`defer_answer`). Then `on_first` is called, which must make later answers go out at once."""
 
     def __init__(
-        self, store: Store, metadata: Callable[[], MetadataStore], mine: BookieIdentity, on_first: Callable[[], None]
-    ) -> None:
-        self._store = store
+        self, stores: Sequence[Store], metadata: Callable[[], MetadataStore], mine: BookieIdentity,
+        on_first: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._stores = stores
         self._metadata = metadata
         self._identity = mine
         self._on_first = on_first
-        self.noted = JournalPosition(0, 0)
-        """The latest journal position that this process has stored in the metadata."""
+        self._noted = (JournalPosition(0, 0),) * len(stores)
         self._held: list[Callable[[], None]] = []
         self._due = asyncio.Event()
         self._noting = asyncio.Lock()
         self.went_back = 0
         """How often the metadata was found to have lost a position that this process stored in it."""
+
+    @property
+    def noted(self) -> JournalPosition:
+        """The latest position of the first journal that this process has stored in the metadata."""
+        return self._noted[0]
 
     def defer_answer(self, answer: Callable[[], None]) -> None:
         """Queues the function `answer`, which sends answers to clients. The next successful `store_position` calls all
@@ -296,16 +304,16 @@ class JournalPositionRecorder:
         If the metadata has a smaller position than this process stored, counts that in `went_back`: the metadata was
         replaced by an older copy."""
         async with self._noting:
-            position = self._store.journal_position
-            if position != self.noted or not changed_only:
-                kept = await identity.store_journal_position(self._metadata(), self._identity, position, self.noted)
+            positions = tuple(each.journal_position for each in self._stores)
+            if positions != self._noted or not changed_only:
+                kept = await identity.store_journal_position(self._metadata(), self._identity, positions, self._noted)
                 if not kept:
                     self.went_back += 1
                     _LOG.error(
                         "the metadata lacks what this bookie stored in it: nothing is deleted until a restart, or "
                         "`magnetar bookies gc --now --force`"
                     )
-                self.noted = position
+                self._noted = positions
         if self._held:
             self._on_first()
             held, self._held = self._held, []
@@ -346,17 +354,18 @@ With 1.0 the state could change at each check."""
 
 
 class DiskState(enum.Enum):
-    """The state of a bookie's disk, from WRITABLE (enough room) to NO_ROOM (a write found the disk full). The bookie is
-    read-only when the disk is FULL or has NO_ROOM."""
+    """The state of a disk of a bookie, from WRITABLE (enough room) to NO_ROOM (a write found the disk full) and FAILED.
+    Its ledgers are read-only from FULL on."""
 
     WRITABLE = "writable"
     TIGHT = "tight"
     FULL = "full"
     NO_ROOM = "no room"
+    FAILED = "failed"
 
     @property
     def is_read_only(self) -> bool:
-        return self in (DiskState.FULL, DiskState.NO_ROOM)
+        return self in (DiskState.FULL, DiskState.NO_ROOM, DiskState.FAILED)
 
 
 class DiskLimits(NamedTuple):
@@ -408,15 +417,16 @@ class DiskMonitor:
     """Checks a bookie's disk every `interval_s` seconds and keeps its `state`.
 
     Calls `on_read_only` after each check and each change of the state; its argument says whether the bookie is
-    read-only. Writes the bookie's registration if it is out of date. Also calls `note` after each check, so that the
-    caller can compare other facts with the metadata."""
+    read-only. Calls `register`, which must write the bookie's registration if it is out of date. Also calls `note`
+    after each check, so that the caller can compare other facts with the metadata. With several ledgers directories,
+    each has a monitor of its disk."""
 
     def __init__(
-        self, store: Store, registration: BookieRegistration, limits: DiskLimits, interval_s: float,
-        on_read_only: Callable[[bool], None], note: Callable[[], Awaitable[None]],
+        self, store: Store, register: Callable[[], Awaitable[None]], limits: DiskLimits, interval_s: float,
+        on_read_only: Callable[[bool], None], note: Callable[[], Awaitable[None]] | None,
     ) -> None:  # fmt: skip
         self._store = store
-        self._registration = registration
+        self._register = register
         self._limits = limits
         self._interval_s = interval_s
         self._on_read_only = on_read_only
@@ -429,7 +439,7 @@ class DiskMonitor:
 
     @property
     def is_read_only(self) -> bool:
-        """Returns whether the bookie refuses adds of clients: it is departing, or its disk is FULL or has NO_ROOM."""
+        """Returns whether adds of clients are refused: the bookie is departing, or the disk is FULL or worse."""
         return self.departing or self.state.is_read_only
 
     def set_bookie_departing(self, departing: bool) -> None:
@@ -447,6 +457,11 @@ class DiskMonitor:
         self._become(DiskState.NO_ROOM)
         self.request_check()
 
+    def on_failed(self) -> None:
+        """Called when the disk has failed: no add is taken any more, and the registration says so."""
+        self._become(DiskState.FAILED)
+        self.request_check()
+
     def request_check(self) -> None:
         """Makes `run` check the disk and the registration now instead of at the end of the interval."""
         self._asked.set()
@@ -455,14 +470,26 @@ class DiskMonitor:
         """Checks the disk and sets `state` and `usage`. First, if there may be room again, repeats the write that found
         the disk full, and fills the disk reserve. Raises OSError or NoFileDescriptor if the disk cannot be checked
         now."""
+        if self._store.failure is not None:
+            self._become(DiskState.FAILED)
+            return
         limits = self._limits
         limit = limits.low_water_share if self.state.is_read_only else limits.full_share
-        no_room = not await self._store.room.ensure_room(limit)
-        usage = self.usage = DiskUsage(*await self._store.room.measure_disk())
+        try:
+            no_room = not await self._store.room.ensure_room(limit)
+            usage = self.usage = DiskUsage(*await self._store.room.measure_disk())
+        except OSError as error:
+            self._store.note_disk_error(error)
+            raise
         self._become(decide_disk_state(usage, limits, self.state, no_room=no_room), usage)
 
     def _become(self, state: DiskState, usage: DiskUsage | None = None) -> None:
-        if state is not self.state:
+        if self.state is DiskState.FAILED:
+            return
+        if state is DiskState.FAILED:
+            _LOG.error("%s failed, its ledgers are not written any more: %s", self._store.directory,
+            self._store.failure)
+        elif state is not self.state:
             free = "" if usage is None else f", {usage.free} of {usage.total} bytes are free{self._floor_told(usage)}"
             level = logging.INFO if state is DiskState.WRITABLE else logging.WARNING
             _LOG.log(level, "the disk is %s, was %s%s", state.value, self.state.value, free)
@@ -488,7 +515,7 @@ class DiskMonitor:
             except TimeoutError:
                 pass
             self._asked.clear()
-            for step in (self.check_disk, self._note, self._register):
+            for step in (self.check_disk, *((self._note,) if self._note is not None else ()), self._register):
                 try:
                     await step()
                 except (MagnetarError, OSError, NoSpace) as error:
@@ -496,7 +523,3 @@ class DiskMonitor:
                 except Exception:  # the disk is checked even when the other steps fail
                     self.failures += 1
                     _LOG.exception("a step of the disk monitor failed, the others run")
-
-    async def _register(self) -> None:
-        if not self._registration.is_record_current(read_only=self.is_read_only, free_bytes=self.usage.free):
-            await self._registration.register()

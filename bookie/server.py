@@ -27,33 +27,26 @@ from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, Rea
 from ..proto.versions import PRODUCT
 from ..runtime.access import Principal
 from ..runtime.config import MIB, MemoryShare
-from ..runtime.metrics import Histogram
+from ..runtime.metrics import Histogram, combine_histograms
 from ..runtime.network import Endpoint, RunningPeerServer, World
 from ..runtime.tasks import Supervisor, run_to_end
+from .directory import DirectoryOwner, LedgersDirectory, RequestRouter, close_all, combine_statistics
 from .format.journal import DamagedFile
-from .maintenance.garbage import CompactionSchedule, GarbageCollector, GracePeriod
-from .maintenance.labels import LedgerLabels
+from .maintenance.garbage import GarbageCollector
 from .maintenance.repair import RepairSupervisor
 from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
 from .maintenance.restore import LimboRestorer, read_largest_allocated_ledger
-from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
+from .maintenance.scrub import Scrubber
 from .maintenance.seen import RollbackGuard
-from .registration import (
-    BookieRegistration,
-    DiskLimits,
-    DiskMonitor,
-    DiskState,
-    JournalPositionRecorder,
-    OpenMetadataSession,
-)
-from .service import HELD_BYTES_DIVISOR, BookieService
+from .registration import BookieRegistration, DiskMonitor, DiskUsage, JournalPositionRecorder, OpenMetadataSession
+from .service import HELD_BYTES_DIVISOR
 from .store import identity
+from .store.directories import ClaimedDirectories, GivenDirectories, claim_directories
 from .store.disk import NoFileDescriptor, NoSpace
-from .store.entrylog.mover import CompactionPolicy
 from .store.identity import BookieIdentity
 from .store.memtable import MEMTABLES_MAX
-from .store.state_log import RecordedDirectoryState
-from .store.store import Store, StoreCallbacks, StoreConfig
+from .store.replay import JournalPosition
+from .store.store import Store, StoreConfig
 
 if TYPE_CHECKING:
     from .admin import BookieAdmin
@@ -61,10 +54,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.bookie")
 
 
+LEDGERS_DIRECTORIES_MAX = 16
+"""Each has a sixteenth of the memory then; more disks are better served by several bookies."""
+
+
 class BookieConfig(msgspec.Struct, frozen=True):
     """The settings of a bookie. The constructor raises InvalidConfiguration for values that cannot work together."""
 
     data: str  # data directory; one process at a time
+    journal: str = ""  # directory of the journal, on a device of its own; "": a folder of `data`
+    ledgers: tuple[str, ...] = ()  # directories of the ledgers, one for each disk (store/directories.py); (): `data`
     host: str = "127.0.0.1"  # where it listens
     port: int = 0  # 0: a free one
     advertised_host: str = ""  # the host that it registers; none: `host`
@@ -97,6 +96,10 @@ class BookieConfig(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.data:
             raise InvalidConfiguration("a bookie needs a data directory")
+        if len(self.ledgers) > LEDGERS_DIRECTORIES_MAX:
+            raise InvalidConfiguration(f"a bookie has at most {LEDGERS_DIRECTORIES_MAX} ledgers directories")
+        if not all(self.ledgers):
+            raise InvalidConfiguration("a ledgers directory has no name")
         if not 0 < self.disk_low_water_share <= self.disk_full_share <= 1:
             raise InvalidConfiguration("disk_low_water_share must not be above disk_full_share, nor that above 1")
         if self.free_bytes_min < -1:
@@ -109,6 +112,12 @@ class BookieConfig(msgspec.Struct, frozen=True):
             raise InvalidConfiguration(
                 f"entry_bytes_max = {self.entry_bytes_max} is above the journal's limit of 8 MiB"
             )
+
+
+    @property
+    def directories(self) -> GivenDirectories:
+        """The directories of the bookie."""
+        return GivenDirectories.name(self.data, self.journal, self.ledgers)
 
 
 class Bookie:
@@ -133,19 +142,13 @@ class Bookie:
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
         self._went_back = 0  # how often the metadata was found to be an older one
+        self._pressed: set[int] = set()  # directories whose services want the sockets to be read slowly
         self._identity: BookieIdentity
-        self._store: Store
-        self._service: BookieService
+        self._claimed: ClaimedDirectories
+        self.directories: list[LedgersDirectory] = []
+        """Its ledgers directories, by number."""
         self._serving: RunningPeerServer
         self._notes: JournalPositionRecorder
-        self._upkeep: DiskMonitor
-        self._labels: LedgerLabels
-        self._schedule: CompactionSchedule
-        self._collector: GarbageCollector
-        self._mender: EntryRepairer
-        self._limbo: LimboRestorer
-        self._scrubber: Scrubber
-        self._reports: QuarantineReports
         self._repair: RepairSupervisor
         self._admin: BookieAdmin | None = None  # made by the first operator that asks
 
@@ -175,104 +178,92 @@ class Bookie:
         except (DamagedFile, NewerFormat, NoSpace) as error:
             raise self._refusal(error) from error
         try:
-            upto = partial(read_largest_allocated_ledger, self._registration.metadata)
-            await self._registration.check_no_other_process(world, UUID(bytes=self._identity.uuid))
-            await self._memory.load()
-            await self._memory.check_metadata_not_older(
-                self._registration.metadata, accepted=self._identity.is_metadata_accepted
-            )
-            known = RecordedDirectoryState(self._identity.stored_journal_position, self._identity.losses, upto)
-            ports = StoreCallbacks(
-                on_room=lambda: self._service.on_store_has_room(), on_no_space=lambda: self._upkeep.on_no_space(),
-                on_bad=lambda: self._mender.on_entries_quarantined(),
-            )  # fmt: skip
-            self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known, ports)
+            await self._open_directories()
         except BaseException as error:
-            self._identity.lock.close()
-            await self._memory.close()
+            await run_to_end(self._release())
             if isinstance(error, DamagedFile | NewerFormat | NoSpace | PermissionError):
                 raise self._refusal(error) from error
             raise
-        self._memory.here = self._highest
+        self._memory.here = lambda: max(each.highest_ledger() for each in self.directories)
         self._make_parts()
         try:
-            await self._labels.load()
+            for each in self.directories:
+                await each.labels.load()
+            first, *more = self._journal_positions()
             await identity.record_bookie_start(
-                world, self._registration.metadata, config.data, self._identity, self._store.journal_position
-            )
-            await self._upkeep.check_disk()
+                world, self._registration.metadata, config.data, self._identity, first, more,
+                ledgers=self._claimed.generations, journal=config.directories.journal,
+                paths_of_ledgers=config.directories.ledgers,
+            )  # fmt: skip
+            for each in self.directories:
+                await each.upkeep.check_disk()
             await self._learn_departing()
             listen = Endpoint(config.host, config.port)
-            self._serving = await world.network.serve_peers(listen, self._identity.uuid, self._service.serve)
+            router = RequestRouter(self._claimed.generations, [each.service for each in self.directories])
+            self._serving = await world.network.serve_peers(listen, self._identity.uuid, router.serve)
             await self._registration.register()
         except BaseException:
             await run_to_end(self._stop_serving())
             raise
-        for name, work in (
-            ("bookie-session", self._registration.run), ("bookie-upkeep", self._upkeep.run),
-            ("bookie-journal-notes", self._notes.run),
-            ("bookie-gc", self._collector.run_forever), ("bookie-limbo", self._limbo.run),
-            ("bookie-scrub", self._scrubber.run), ("bookie-mend", self._mender.run),
-            ("bookie-repair", self._repair.run),
-        ):  # fmt: skip
-            self.background.start_supervised(name, work)
+        self.background.start_supervised("bookie-session", self._registration.run)
+        for each in self.directories:
+            each.start_upkeep(self.background)
+        self.background.start_supervised("bookie-journal-notes", self._notes.run)
+        self.background.start_supervised("bookie-repair", self._repair.run)
+
+    async def _open_directories(self) -> None:
+        """Claims the directories besides `data`, and opens the store of each ledgers directory."""
+        world, metadata = self._world, self._registration.metadata
+        upto = partial(read_largest_allocated_ledger, metadata)
+        await self._registration.check_no_other_process(world, UUID(bytes=self._identity.uuid))
+        await self._memory.load()
+        await self._memory.check_metadata_not_older(metadata, accepted=self._identity.is_metadata_accepted)
+        self._claimed = await claim_directories(world, metadata, self._config.directories, self._identity, upto)
+        owner = DirectoryOwner(
+            world, self._config, self._identity, self._claimed.generations, lambda: self._registration.metadata,
+            self._registration.register, self._keep_registered, self._check_registration,
+            lambda: self._went_back + self._notes.went_back, lambda: self._notes.compare_stored_position(),
+            self._answer_admin, self._slow_down,
+        )  # fmt: skip
+        for claimed in self._claimed.ledgers:
+            opened = await LedgersDirectory.open(owner, claimed, count=len(self._claimed.ledgers))
+            self.directories.append(opened)
+
+    async def _release(self) -> None:
+        """Closes the ledgers directories, then releases all that this process holds of the bookie's directories."""
+        try:
+            await close_all(self.directories)
+        finally:
+            if hasattr(self, "_claimed"):
+                self._claimed.close()
+            self._identity.lock.close()
+            await self._memory.close()
+
+    def _journal_positions(self) -> tuple[JournalPosition, ...]:
+        return tuple(each.store.journal_position for each in self.directories)
 
     def _make_parts(self) -> None:
-        config = self._config
-        limits = DiskLimits(
-            config.disk_full_share, config.disk_low_water_share, config.disk_warn_share, config.free_bytes_min
-        )
-        self._upkeep = DiskMonitor(
-            self._store,
-            self._registration,
-            limits,
-            config.upkeep_interval_s,
-            self._set_read_only,
-            self._check_registration,
-        )
-        policy = CompactionPolicy(
-            config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s,
-            config.gc_full_share,
-        )  # fmt: skip
-        self._labels = LedgerLabels(
-            self._world, config.data, self._identity.uuid, lambda: self._registration.metadata
-        )
-        self._schedule = CompactionSchedule(
-            self._world, config.data, config.gc_interval_s, config.gc_minor_interval_s, config.gc_major_interval_s
-        )
-        self._collector = GarbageCollector(
-            self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
-            GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
-            lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.is_read_only,
-            lambda: self._went_back + self._notes.went_back, lambda: self._notes.compare_stored_position(),
-            self._labels.run_pass,
-        )  # fmt: skip
-        self._limbo = LimboRestorer(
-            self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
-            self._registration.register,
-        )  # fmt: skip
-        self._mender = EntryRepairer(
-            self._world, self._store, self.id, lambda: self._registration.metadata, self._upkeep.request_check
-        )
-        self._scrubber = Scrubber(
-            self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.repair_ledger
-        )
-        self._reports = QuarantineReports(self._store, self.id, self._world.clock, self._mender.on_entries_quarantined)
         self._repair = RepairSupervisor(
-            self._world, lambda: self._registration.metadata, config.repair, self.id, config.register_retry_s
-        )
-        self._service = BookieService(
-            self._store, self._world.clock, entry_bytes_max=config.entry_bytes_max,
-            held_bytes_max=config.held_bytes_max, reads_max=config.reads_max,
-            reads_bytes_max=config.reads_bytes_max, read_bytes_max=config.store.read_bytes_max,
-            metadata=lambda: self._registration.metadata, on_admin=self._answer_admin,
-            slow_down=lambda pressed: self._serving.receive_slowly(pressed), add_label=self._labels.add_label,
+            self._world, lambda: self._registration.metadata, self._config.repair, self.id,
+            self._config.register_retry_s,
         )  # fmt: skip
         self._notes = JournalPositionRecorder(
-            self._store, lambda: self._registration.metadata, self._identity,
-            partial(setattr, self._service, "defer_answer", None),
+            [each.store for each in self.directories], lambda: self._registration.metadata, self._identity,
+            self._end_deferral,
         )  # fmt: skip
-        self._service.defer_answer = self._notes.defer_answer
+        for each in self.directories:
+            each.service.defer_answer = self._notes.defer_answer
+
+    def _end_deferral(self) -> None:
+        for each in self.directories:
+            each.service.defer_answer = None
+
+    def _slow_down(self, number: int, pressed: bool) -> None:
+        """Reads the sockets slowly while the service of any directory wants that."""
+        before = bool(self._pressed)
+        (self._pressed.add if pressed else self._pressed.discard)(number)
+        if bool(self._pressed) is not before:
+            self._serving.receive_slowly(bool(self._pressed))
 
     async def _answer_admin(self, request: bytes, sender: Principal, local: bool) -> bytes:
         if self._admin is None:
@@ -281,9 +272,7 @@ class Bookie:
 
             if self._admin is None:
                 metadata, clock = lambda: self._registration.metadata, self._world.clock
-                self._admin = BookieAdmin(
-                    self.id, self._store, self._upkeep, self._collector, self._limbo, self._scrubber, metadata, clock
-                )
+                self._admin = BookieAdmin(self.id, self.directories, metadata, clock)
                 self._admin.add_verbs(RepairAdmin(metadata, clock).table)
         return await self._admin.answer_request(request, sender, local)
 
@@ -311,16 +300,12 @@ class Bookie:
     async def _stop_serving(self) -> None:
         if hasattr(self, "_serving"):
             await self._serving.close()
-        await self._service.close()
+        for each in self.directories:
+            await each.service.close()
         await self._notes.close()
         if self._admin is not None:
             await self._admin.close()
-        await self._scrubber.close()
-        await self._labels.close()
-        await self._schedule.close()
-        await self._memory.close()
-        await self._store.close()
-        self._identity.lock.close()
+        await self._release()
 
     # ------------------------------------------------------------------------------------ facts
     @property
@@ -335,48 +320,55 @@ class Bookie:
         return Endpoint(self._config.advertised_host or found.host, found.port)
 
     @property
+    def first(self) -> LedgersDirectory:
+        """Returns the first of its ledgers directories, usually the only one."""
+        return self.directories[0]
+
+    def get_directory(self, ledger: int) -> LedgersDirectory:
+        """Returns the ledgers directory that has this ledger."""
+        return self.directories[records.find_ledgers_directory(self._claimed.generations, ledger)]
+
+    @property
     def store(self) -> Store:
-        return self._store
+        return self.first.store
 
     def statistics(self) -> dict[str, int]:
         """Returns the bookie's counters and present values, by the names under which metrics show them."""
-        total, free = self._upkeep.usage
-        own = {
-            "read_only": int(self._upkeep.is_read_only), "disk_total_bytes": total, "disk_free_bytes": free,
-            "reserve_held": int(self._store.room.is_reserve_held), "upkeep_failures": self._upkeep.failures,
-        }  # fmt: skip
-        parts = (
-            self._store, self._service, self._collector, self._limbo, self._scrubber, self._repair, self.background,
-            self._registration, self._labels,
-        )  # fmt: skip
-        return {name: value for part in parts for name, value in part.statistics().items()} | own
+        parts = (self._repair, self.background, self._registration)
+        own = {name: value for part in parts for name, value in part.statistics().items()}
+        return combine_statistics([each.statistics() for each in self.directories]) | own
 
     def why_not_ready(self) -> list[str]:
         """Returns the reasons why the bookie does not serve all of its data, as texts; an empty list: the bookie is
-        ready. A read-only bookie serves reads and counts as ready. A bookie whose `start` has returned has replayed its
-        journal."""
+        ready. A read-only bookie serves reads and counts as ready, and so does one of whose directories some serve. A
+        bookie whose `start` has returned has replayed its journal."""
         reasons = []
         if not self._registration.is_registered:
             reasons.append(f"bookie {self.id} is not registered in the metadata now")
-        if self._limbo.limbo_upto >= 0:
+        if self._in_limbo:
             reasons.append(f"bookie {self.id} restores lost data: it is in limbo")
         return reasons
 
+    @property
+    def _in_limbo(self) -> bool:
+        return any(each.limbo.limbo_upto >= 0 for each in self.directories)
+
     def histograms(self) -> dict[str, Histogram]:
         """Returns the bookie's histograms, by the names under which cli/run/metrics.py shows them."""
-        return {**self._store.histograms(), **self._service.histograms()}
+        first, *more = (each.histograms() for each in self.directories)
+        return {name: combine_histograms([one, *(each[name] for each in more)]) for name, one in first.items()}
 
     @property
     def garbage_collector(self) -> GarbageCollector:
-        return self._collector
+        return self.first.collector
 
     @property
     def limbo_restorer(self) -> LimboRestorer:
-        return self._limbo
+        return self.first.limbo
 
     @property
     def scrubber(self) -> Scrubber:
-        return self._scrubber
+        return self.first.scrubber
 
     @property
     def journal_position_recorder(self) -> JournalPositionRecorder:
@@ -384,31 +376,55 @@ class Bookie:
 
     @property
     def disk_monitor(self) -> DiskMonitor:
-        return self._upkeep
+        return self.first.upkeep
 
     async def _record(self) -> records.BookieRecord:
-        total, free = await self._store.room.measure_disk()
+        usages = [DiskUsage(*await each.store.room.measure_disk()) for each in self._measurable]
         return records.BookieRecord(
-            bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.is_read_only,
-            rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.limbo_upto >= 0,
-            fenced_upto=self._store.descriptors.fenced_upto, process=self._process, key=self._serving.key,
-            version=PRODUCT, format=records.CLUSTER_FORMAT,
+            bookie=self.id, endpoint=str(self.endpoint), read_only=self._is_read_only,
+            rack=self._config.rack, total_bytes=sum(each.total for each in usages),
+            free_bytes=sum(each.free for each in usages), limbo=self._in_limbo,
+            fenced_upto=max(each.store.descriptors.fenced_upto for each in self.directories), process=self._process,
+            key=self._serving.key, version=PRODUCT, format=records.CLUSTER_FORMAT,
+            ledgers=self._claimed.generations if len(self.directories) > 1 else (), unwritable=self._unwritable,
+            failed=self._failed,
         )  # fmt: skip
 
+    @property
+    def _is_read_only(self) -> bool:
+        """Whether no directory takes adds of clients."""
+        return all(each.upkeep.is_read_only for each in self.directories)
+
+    @property
+    def _measurable(self) -> list[LedgersDirectory]:
+        """The directories whose free space counts for placement: those that take adds, else all that did not fail."""
+        writable = [each for each in self.directories if not each.upkeep.is_read_only]
+        return writable or [each for each in self.directories if each.store.failure is None]
+
+    @property
+    def _unwritable(self) -> tuple[int, ...]:
+        if self._is_read_only:
+            return self._failed
+        return tuple(each.number for each in self.directories if each.upkeep.is_read_only)
+
+    @property
+    def _failed(self) -> tuple[int, ...]:
+        return tuple(each.number for each in self.directories if each.store.failure is not None)
+
     # ------------------------------------------------------------------------------------ upkeep
-    def _set_read_only(self, read_only: bool) -> None:
-        self._service.is_read_only = read_only
+    async def _keep_registered(self) -> None:
+        """Writes the registration if it is out of date."""
+        if not self._registration.is_record_current(
+            read_only=self._is_read_only, free_bytes=sum(each.upkeep.usage.free for each in self._measurable),
+            unwritable=self._unwritable, failed=self._failed,
+        ):  # fmt: skip
+            await self._registration.register()
 
     async def _learn_departing(self) -> None:
         """Reads whether an operator has ordered to move all copies off this bookie."""
-        self._upkeep.set_bookie_departing(
-            await self._registration.metadata.get(paths.departing_bookie(self.id)) is not None
-        )
-
-    def _highest(self) -> int:
-        """Returns the largest ledger id that this bookie knows, including deleted ledgers; -1 if there is none."""
-        facts = self._store.descriptors
-        return max(facts.highest, max((last for _, last in facts.tombstones), default=-1))
+        departing = await self._registration.metadata.get(paths.departing_bookie(self.id)) is not None
+        for each in self.directories:
+            each.upkeep.set_bookie_departing(departing)
 
     async def _trust(self, metadata: MetadataStore) -> None:
         """Raises InvalidConfiguration if the metadata is older than the bookie has seen it. After that no data is
@@ -433,7 +449,9 @@ class Bookie:
                 f"another process serves as bookie {self.id}, and was started on a copy of its data"
             )
             return
-        await self._reports.store_quarantine_reports(self._registration.metadata)
+        for each in self.directories:
+            if each.store.failure is None:
+                await each.reports.store_quarantine_reports(self._registration.metadata)
 
 
 # -------------------------------------------------------------------------------------------------------- memory

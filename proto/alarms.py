@@ -64,7 +64,8 @@ def find_alarms(
     None: not known), `degraded` (how many of its topics write fewer copies than asked for), `tokenEndsMs` and
     `certificateEndsMs` (0: no end), `draining`, and `full`, the topics that accept no publishes. Each of `bookies` has
     `bookie`, `state`, `freeBytes` and `totalBytes`, and if they are known `ledgers`, `gcRefused`, `certificateEndsMs`
-    and `disk`, the state of its disk. Of `oldest`, topics with their `name` and `oldest_ms`, the first OLD_TOPICS_MAX
+    `disk`, the state of its disk, and `directories`, those of several: each with `path`, `disk`, `readOnly` and, if its
+    disk failed, `failure`. Of `oldest`, topics with their `name` and `oldest_ms`, the first OLD_TOPICS_MAX
     are considered. `silent` are the brokers that did not answer; `refusing` are those of them that refused the own
     token or certificate of the broker that was asked. `late` are those of `brokers` that answered only when they were
     asked again. Each of `died` has `name`, `endpoint` and `seen_ms`. Times are in ms since the epoch."""
@@ -146,9 +147,24 @@ def find_certificate_alarms(what: str, ends_ms: int | None, now_ms: int) -> list
     return [Alarm(text, NEW_CERTIFICATE_COMMAND, needed=left_ms < TOKEN_CRITICAL_MS, code="D16")]
 
 
+def _alarms_of_directories(name: str, bookie: Mapping[str, Any]) -> Iterable[Alarm]:
+    """Yields the alarms of single ledgers directories of a bookie that has several."""
+    for each in bookie.get("directories") or ():
+        if each["disk"] == "failed":
+            text = (
+                f"The disk with {each['path']} of bookie {name} failed: its ledgers are copied to other bookies, and "
+                f"the bookie serves the others ({each['failure']}). Restart the bookie with a good disk."
+            )
+            yield Alarm(text, "magnetar bookies state", code="D04")
+        elif each["readOnly"] and bookie["state"] == "writable":
+            text = f"{each['path']} of bookie {name} takes no writes, its disk is {each['disk']}; its other disks do."
+            yield Alarm(text, "magnetar bookies state", code="D04")
+
+
 def _alarms_of_bookie(bookie: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]:
     name, state = bookie["bookie"][:8], bookie["state"]
     yield from find_certificate_alarms(f"bookie {name}", bookie.get("certificateEndsMs"), now_ms)
+    yield from _alarms_of_directories(name, bookie)
     free = bookie["freeBytes"] / bookie["totalBytes"] if bookie["totalBytes"] else 1.0
     if state != "limbo" and (reason := bookie.get("gcRefused")):
         text = f"Bookie {name} deletes nothing of some ledgers: {reason}."
@@ -162,7 +178,7 @@ def _alarms_of_bookie(bookie: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]
             "limbo": "lost data, and looks for it at other bookies", "absent": "is not registered, and ledgers name it",
         }  # fmt: skip
         yield Alarm(f"Bookie {name} {why[state]}.", "magnetar bookies state", code="D03")
-    elif free < DISK_FREE_LOW:
+    elif free < DISK_FREE_LOW and not bookie.get("directories"):
         text = f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only."
         yield Alarm(text, "magnetar bookies list", code="D04")
     elif bookie.get("disk") == "tight":

@@ -42,7 +42,8 @@ INDEX = StoredFormat("bookie index", 1, b"MGN-INDX")
 LEDGER_INDEX = StoredFormat("bookie ledger index", 1, b"MGN-LIDX")
 LABELS = StoredFormat("bookie ledger labels", 1, b"MGN-LABL")
 MARK = StoredFormat("bookie mark", 1, b"MGN-MARK")
-NOTE = StoredFormat("bookie note", 1)  # bookie/format/mark.py: cookie, losses, scrub, collection, revisions seen
+NOTE = StoredFormat("bookie note", 1)  # bookie/format/mark.py: losses, scrub, collection, revisions seen
+COOKIE = StoredFormat("bookie cookie", 2, b"MGN-COOK")  # bookie/format/mark.py; 2: of several directories
 CURSOR = StoredFormat("cursor", 3)  # broker/subscription/cursor_format.py
 DEDUPLICATION = StoredFormat("deduplication snapshot", 1)  # broker/topic/dedup.py
 OUTCOMES = StoredFormat("outcomes of transactions", 1)  # broker/topic/outcomes.py
@@ -56,7 +57,7 @@ METADATA_EXPORT = StoredFormat("metadata export", 1)  # metadata/transfer.py
 HOLDINGS = StoredFormat("holdings of a bookie", 1)  # bookie/holdings.py
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, LABELS, MARK)
 STORAGE_FORMATS = (
-    *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, KEY_INDEX, COORDINATOR,
+    *BOOKIE_FILES, NOTE, COOKIE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, KEY_INDEX, COORDINATOR,
     METADATA_RECORD, METADATA_FILE, METADATA_EXPORT, HOLDINGS,
 )
 

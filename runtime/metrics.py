@@ -89,6 +89,14 @@ LINES_PER_CHUNK = 1000
 _NAME = re.compile(r"magnetar_[a-z0-9_]+")
 
 
+def combine_histograms(several: Sequence[Histogram]) -> Histogram:
+    """Returns a histogram of all observations of these, which have the same bounds."""
+    if len(several) == 1:
+        return several[0]
+    counts = [sum(each) for each in zip(*(one.counts for one in several), strict=True)]
+    return Histogram(several[0].bounds, counts, sum(one.total for one in several))
+
+
 class Histogram:
     """Counts values by bucket: `counts[i]` values are ≤ `bounds[i]` and above the bound before; the last bucket is
     unbounded.

@@ -25,13 +25,15 @@ Also in this file, each below its heading: the bytes of a small file that holds 
 
 from __future__ import annotations
 
+import enum
 import struct
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from ...metadata.records import LedgerGenerations
 from ...proto import versions
-from ...proto.versions import NOTE, check_format
+from ...proto.versions import NOTE, StoredFormat, check_format
 from .journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, crc32c, decode_file_header, encode_file_header
 
 MARK_MAGIC = versions.MARK.magic
@@ -126,10 +128,11 @@ def decode_checkpoint_mark(data: bytes, uuid: bytes, path: str) -> tuple[Checkpo
 # ---------------------------------------------------------------------------------------------------------- note
 # The bytes of a small file that holds one record: the cookie, the losses that a start found, the scrubber's position.
 #
-#     note = magic 8 bytes | version u16 (1) | length u32 | body (JSON, `length` bytes) | crc32c u32 (of all before)
+#     note = magic 8 bytes | version u16 | length u32 | body (JSON, `length` bytes) | crc32c u32 (of all before)
 #
 # Big-endian. Written anew each time: to a temporary name, synced, renamed, directory synced. Unknown fields of the body
-# are ignored, missing ones have their defaults. A reader refuses any damage.
+# are ignored, missing ones have their defaults. A reader refuses any damage. The version is 1, and 2 for the cookies of
+# a bookie with a journal or ledgers in other directories: an older Magnetar would take its `data` for all that it has.
 # Example: `encode_checksummed_json(b"MGN-TEST", {"a": 1})` is `4d474e2d54455354 0001 00000007 {"a":1} <crc32c>`.
 
 
@@ -138,17 +141,18 @@ _HEAD = struct.Struct(">8sHI")
 N = TypeVar("N")
 
 
-def encode_checksummed_json(magic: bytes, note: object) -> bytes:
+def encode_checksummed_json(magic: bytes, note: object, version: int = NOTE.version) -> bytes:
     """Encodes the content of a small file: the object `note` as JSON, with a magic of 8 bytes and a checksum. Returns
     the bytes, which `decode_checksummed_json` decodes."""
     body = msgspec.json.encode(note)
-    data = _HEAD.pack(magic, NOTE.version, len(body)) + body
+    data = _HEAD.pack(magic, version, len(body)) + body
     return data + _CRC.pack(crc32c(data))
 
 
-def decode_checksummed_json(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
+def decode_checksummed_json(data: bytes, magic: bytes, kind: type[N], path: str, form: StoredFormat = NOTE) -> N:
     """Decodes the content of a small file of JSON that has a magic and a checksum, and returns an object of class
-    `kind`. Raises DamagedFile or NewerFormat; `path` is named in the error text."""
+    `kind`. Raises DamagedFile or NewerFormat, if it is of a later version than `form` has; `path` is named in the error
+    text."""
     if len(data) < _HEAD.size:
         raise DamagedFile(path, 0, f"{len(data)} bytes are too few for a {kind.__name__.lower()}")
     found, version, length = _HEAD.unpack_from(data)
@@ -157,7 +161,7 @@ def decode_checksummed_json(data: bytes, magic: bytes, kind: type[N], path: str)
     end = _HEAD.size + length
     if len(data) != end + _CRC.size or crc32c(data[:end]) != _CRC.unpack_from(data, end)[0]:
         raise DamagedFile(path, 0, f"checksum of the {kind.__name__.lower()} does not match")
-    check_format(NOTE, version, path)
+    check_format(form, version, path)
     try:
         return msgspec.json.decode(data[_HEAD.size : end], type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -167,32 +171,49 @@ def decode_checksummed_json(data: bytes, magic: bytes, kind: type[N], path: str)
 # The cookie's bytes: which bookie owns a data directory. The metadata has the same facts (CookieRecord).
 #
 #     cookie = note with magic "MGN-COOK"
-#     body   = {"bookie": uuid text, "instance": cluster instance, "directories": [place, …], "starts": count}
+#     body   = {"bookie": uuid text, "instance": cluster instance, "directories": [place, …], "starts": count,
+#               "ledgers": [[first ledger id, number of directories], …], "journal": path, "paths": [path, …],
+#               "number": n, "role": text}
 #
+# The last five only with several directories (store/directories.py). `role` is "" for the cookie of `data`.
 # `starts` counts the starts that were completed; a cookie without it counts 0. Written anew at each start. A reader
 # refuses any damage: it never guesses the owner of a directory (ledger protocol §2.7).
 # Example: `MGN-COOK 0001 0000003f {"bookie":"b","instance":"i","directories":["h:/d"],"starts":2} <crc32c>`.
 
 
-COOKIE_MAGIC = b"MGN-COOK"
+COOKIE_MAGIC = versions.COOKIE.magic
 
 
-class Cookie(msgspec.Struct, frozen=True):
+class DirectoryRole(enum.Enum):
+    """What a directory of a bookie is for: `data` has its identity, and may have all the rest."""
+
+    DATA = ""
+    JOURNAL = "journal"
+    LEDGERS = "ledgers"
+
+
+class Cookie(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of a cookie file, which says to which bookie and cluster a data directory belongs: the bookie's uuid
     as text, the cluster's instance id, the bookie's directories, and the number of completed starts (0: an older
-    Magnetar did not count them)."""
+    Magnetar did not count them). `ledgers`: how its ledgers are mapped to directories (store/directories.py)."""
 
     bookie: str
     instance: str
     directories: tuple[str, ...]
     starts: int = 0
+    ledgers: LedgerGenerations = ()
+    journal: str = ""  # path of the journal of a directory, if that is elsewhere; for those who inspect it
+    paths: tuple[str, ...] = ()  # of its ledgers directories, in the cookie of `data`; for those who inspect it
+    number: int = 0  # of a ledgers directory
+    role: DirectoryRole = DirectoryRole.DATA
 
 
 def encode_cookie(cookie: Cookie) -> bytes:
-    return encode_checksummed_json(COOKIE_MAGIC, cookie)
+    several = cookie.ledgers or cookie.journal or cookie.role is not DirectoryRole.DATA
+    return encode_checksummed_json(COOKIE_MAGIC, cookie, version=versions.COOKIE.version if several else 1)
 
 
 def decode_cookie(data: bytes, path: str) -> Cookie:
     """Decodes the content of a cookie file and returns the cookie. Raises DamagedFile or NewerFormat; `path` is named
     in the error text."""
-    return decode_checksummed_json(data, COOKIE_MAGIC, Cookie, path)
+    return decode_checksummed_json(data, COOKIE_MAGIC, Cookie, path, versions.COOKIE)

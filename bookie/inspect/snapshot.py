@@ -48,6 +48,7 @@ __all__ = [
     "StoreSnapshot",
     "committed_ends_of_open_logs",
     "list_file_numbers",
+    "list_ledgers_directories",
     "open_file",
     "read_file_in_parts",
     "read_header_or_damage",
@@ -89,7 +90,10 @@ class StoreSnapshot(NamedTuple):
     reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/state_log.py)
 
     def path(self, *names: str) -> str:
-        """Returns the path of a file in the data directory. `names` are the names of its folders and of the file."""
+        """Returns the path of a file in the data directory. `names` are the names of its folders and of the file. The
+        journal may be in another directory."""
+        if names[0] == boot.JOURNAL_FOLDER and self.cookie is not None and self.cookie.journal:
+            return join_path(self.cookie.journal, *names[1:])
         return join_path(self.directory, *names)
 
     def committed_ends_of_log(self, log: int) -> tuple[int, int] | None:
@@ -125,10 +129,20 @@ def snapshot_directory(files: Files, directory: str) -> StoreSnapshot:
         raise NotFound(f"{directory} is not the data directory of a bookie{hint}")
     damages: list[FileDamage] = []
     cookie = _cookie(files, join_path(directory, COOKIE_FILE), damages)
+    if cookie is not None and cookie.paths and directory not in cookie.paths:
+        raise NotFound(f"{directory} has the identity of a bookie; its ledgers are in {', '.join(cookie.paths)}")
     uuid = uuids.UUID(cookie.bookie).bytes if cookie is not None else b""
     mark, count, uuid = _mark(files, join_path(directory, MARK_FILE), uuid, damages)
     reasons = _reasons(files, join_path(directory, losses.LIMBO_FILE), damages)
     return StoreSnapshot(files, directory, uuid or bytes(16), cookie, mark, count, damages, reasons)
+
+
+def list_ledgers_directories(files: Files, directory: str) -> tuple[str, ...]:
+    """Returns the ledgers directories of the bookie whose data directory this is: usually that directory itself. Raises
+    OSError if its cookie cannot be read."""
+    path = join_path(directory, COOKIE_FILE)
+    cookie = _cookie(files, path, []) if files.exists(path) else None
+    return (directory,) if cookie is None or not cookie.paths else cookie.paths
 
 
 def _cookie(files: Files, path: str, damages: list[FileDamage]) -> Cookie | None:

@@ -34,6 +34,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+from pyroaring import BitMap64
+
 from ...ledger.bookies import subtract_ranges
 from ...ledger.client import LedgerClient
 from ...ledger.metadata_core import get_striping_of_record
@@ -211,12 +213,14 @@ async def read_largest_allocated_ledger(metadata: MetadataStore) -> int:
 class LimboRestorer:
     """Restores the data that a bookie has lost, and then ends its limbo (the state of a bookie that may have lost
     data). Calls `left` when limbo has ended. `blocked` has the ledgers that the last pass could not restore, each with
-    the reason. Calling `metadata` returns the current metadata session. Pauses `pause_s` seconds between two passes."""
+    the reason. Calling `metadata` returns the current metadata session. Pauses `pause_s` seconds between two passes.
+    `is_own`: whether a ledger is in the directory of this store."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore], pause_s: float,
-        left: Callable[[], Awaitable[None]],
+        left: Callable[[], Awaitable[None]], is_own: Callable[[int], bool] = lambda ledger: True,
     ) -> None:  # fmt: skip
+        self._is_own = is_own
         self._world = world
         self._store = store
         self._bookie = bookie
@@ -279,8 +283,9 @@ class LimboRestorer:
         """Tries to restore each ledger that limbo concerns. Returns whether all of them are complete."""
         metadata = self._metadata()
         upto = self.limbo_upto
-        wanted = await read_ledger_ids(metadata)
-        wanted.remove_range(upto + 1, 1 << 63)
+        listed = await read_ledger_ids(metadata)
+        listed.remove_range(upto + 1, 1 << 63)
+        wanted = BitMap64(filter(self._is_own, listed))
         self.counters["limbo_passes"] += 1
         self.counters["limbo_ledgers"], self.counters["limbo_ledgers_done"] = len(wanted), 0
         _LOG.info("limbo: %d ledgers up to %d are compared", len(wanted), upto)

@@ -296,10 +296,14 @@ class QuarantineReports:
     Readers add entries to this record when this bookie sent them damaged bytes (ledger/bookies.py). The first call of
     `store_quarantine_reports`, and then one call in DAMAGE_REPORT_READ_INTERVAL_S seconds, reads these entries here. A
     damaged entry is quarantined and `adopted` is called, which starts its repair. An entry that is good, or of a ledger
-    that is unknown here, is removed from the record."""
+    that is unknown here, is removed from the record. `is_own`: whether a ledger is in the directory of this store."""
 
-    def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None],
+        is_own: Callable[[int], bool] = lambda ledger: True,
+    ) -> None:  # fmt: skip
         self._store = store
+        self._is_own = is_own
         self._bookie = bookie
         self._clock = clock
         self._adopted = adopted
@@ -331,6 +335,8 @@ class QuarantineReports:
         readers have added them."""
         adopted = False
         for ledger in await marks.list_ledger_ids(metadata, paths.DAMAGED_LEDGERS):
+            if not self._is_own(ledger):
+                continue
             found = await get_readable_record(
                 metadata, paths.damaged_copies_of_bookie(ledger, self._bookie), DamagedEntriesRecord
             )

@@ -37,12 +37,13 @@ from __future__ import annotations
 import enum
 import logging
 import uuid as uuids
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from ...metadata import paths, records
-from ...metadata.records import CookieRecord
+from ...metadata.records import CookieRecord, LedgerGenerations
 from ...metadata.store import (
     ANY_VERSION,
     NODE_ABSENT,
@@ -157,11 +158,10 @@ class BookieIdentity(msgspec.Struct, frozen=True):
         made it from the bookies' directories."""
         return self.known is not None and (self.known.rebuilt or _is_accepted(self.known))
 
-    @property
-    def stored_journal_position(self) -> JournalPosition:
-        """Returns the position up to which the journal in this directory was synced, as the metadata says. If the
-        journal ends before this position, data was lost."""
-        return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
+    def stored_journal_positions(self, count: int) -> tuple[JournalPosition, ...]:
+        """Returns the positions up to which the journals of the `count` ledgers directories were synced, as the
+        metadata says. If a journal ends before its position, data was lost."""
+        return get_journal_positions(self.known, count)
 
 
 def judge_directory(facts: DirectoryAtStart) -> DirectoryVerdict:
@@ -240,10 +240,10 @@ async def _claim(
 ) -> BookieIdentity:
     files = world.files
     instance = (await ensure_cluster_record(metadata, world.rng)).instance
-    cookie = _read_cookie(files, directory)
+    cookie = read_cookie(files, directory)
     known = None if cookie is None else await get_record(metadata, paths.cookie(cookie.bookie), CookieRecord)
     facts = DirectoryAtStart(
-        cookie, None if known is None else known[0], _holds_store(files, directory), places[0], places[1:],
+        cookie, None if known is None else known[0], _holds_store(files, directory, cookie), places[0], places[1:],
         await _at_place(metadata, places, "" if cookie is None else cookie.bookie), instance,
     )  # fmt: skip
     verdict = judge_directory(facts)
@@ -264,10 +264,15 @@ async def _claim(
 
 
 async def record_bookie_start(
-    world: World, metadata: MetadataStore, directory: str, identity: BookieIdentity, end: JournalPosition
-) -> None:
+    world: World, metadata: MetadataStore, directory: str, identity: BookieIdentity, end: JournalPosition,
+    more: Sequence[JournalPosition] = (), *, ledgers: LedgerGenerations = (), journal: str = "",
+    paths_of_ledgers: tuple[str, ...] = (),
+) -> None:  # fmt: skip
     """Counts this start in the bookie's cookie file and in its cookie record in the metadata. Also stores the position
     `end` up to which the journal is synced. If data was lost, the bookie's limbo must be durable before this call.
+
+    With several directories, `more` are the positions of the ledgers directories 1, 2, …; `ledgers` is the map of the
+    ledgers to these, which are at `paths_of_ledgers`; `journal` is the directory of the journal ("": in `data`).
 
     Raises Unavailable if the cookie record has changed since it was read, because an operator has deleted the bookie or
     changed its place; and the other errors of `put_record`. If the disk has no room for the cookie file, the start is
@@ -276,9 +281,13 @@ async def record_bookie_start(
     assert known is not None, "the directory was claimed"
     record = msgspec.structs.replace(
         known, starts=known.starts + 1, directories=(identity.place,), journal=end.journal, offset=end.offset,
-        rebuilt=False,
+        more=tuple((each.journal, each.offset) for each in more), ledgers=ledgers, own_journal=bool(journal),
+        replaced=(), rebuilt=False,
     )  # fmt: skip
-    cookie = Cookie(record.bookie, record.instance, record.directories, record.starts)
+    cookie = Cookie(
+        record.bookie, record.instance, record.directories, record.starts, ledgers=ledgers, journal=journal,
+        paths=paths_of_ledgers if ledgers else (),
+    )  # fmt: skip
     try:
         disk.replace_file(world.files, directory, COOKIE_FILE, encode_cookie(cookie))
     except disk.NoSpace as error:
@@ -293,34 +302,47 @@ async def record_bookie_start(
         ) from error
 
 
-async def store_journal_position(
-    metadata: MetadataStore, identity: BookieIdentity, end: JournalPosition, told: JournalPosition
-) -> bool:
-    """Stores in the bookie's cookie record that the journal is synced up to `end`. The stored position never decreases.
-    Raises the errors of `update_record`.
+def get_journal_positions(record: CookieRecord | None, count: int) -> tuple[JournalPosition, ...]:
+    """Returns the positions of the journals of the `count` ledgers directories in the cookie record; (0, 0) for those
+    that it does not have."""
+    found = () if record is None else ((record.journal, record.offset), *record.more)
+    return tuple(JournalPosition(*(found[number] if number < len(found) else (0, 0))) for number in range(count))
 
-    `told` is the position that this process stored before. Returns True if the record has at least that position.
-    Returns False if it has a smaller one, or is missing: then the metadata was replaced by an older copy, or by another
+
+async def store_journal_position(
+    metadata: MetadataStore, identity: BookieIdentity, end: Sequence[JournalPosition], told: Sequence[JournalPosition]
+) -> bool:
+    """Stores in the bookie's cookie record that the journals of its ledgers directories are synced up to `end`, one
+    position each. A stored position never decreases. Raises the errors of `update_record`.
+
+    `told` are the positions that this process stored before. Returns True if the record has at least these. Returns
+    False if one is smaller, or the record is missing: then the metadata was replaced by an older copy, or by another
     one."""
     kept = True
 
     def later(record: CookieRecord | None) -> CookieRecord | None:
         nonlocal kept
-        kept = record is not None and (record.journal, record.offset) >= told
-        if record is None or (record.journal, record.offset) >= end:
+        stored = get_journal_positions(record, len(end))
+        kept = record is not None and all(one >= other for one, other in zip(stored, told, strict=True))
+        new = [max(one, other) for one, other in zip(stored, end, strict=True)]
+        if record is None or new == list(stored):
             return None
-        return msgspec.structs.replace(record, journal=end.journal, offset=end.offset)
+        more = tuple((each.journal, each.offset) for each in new[1:])
+        return msgspec.structs.replace(record, journal=new[0].journal, offset=new[0].offset, more=more)
 
     await update_record(metadata, paths.cookie(identity.uuid_text), CookieRecord, later)
     return kept
 
 
-def _read_cookie(files: Files, directory: str) -> Cookie | None:
+def read_cookie(files: Files, directory: str) -> Cookie | None:
+    """Returns the cookie of a directory; None: it has none. Raises DamagedFile, NewerFormat or OSError."""
     path = join_path(directory, COOKIE_FILE)
     return decode_cookie(disk.read_file(files, path), path) if files.exists(path) else None
 
 
-def _holds_store(files: Files, directory: str) -> bool:
+def _holds_store(files: Files, directory: str, cookie: Cookie | None) -> bool:
+    if cookie is not None and cookie.ledgers:
+        return True  # in other directories, which are judged by themselves (directories.py)
     names = (checkpoint.MARK_FILE, boot.JOURNAL_FOLDER, boot.ENTRIES_FOLDER, boot.LEDGERS_FOLDER)
     return any(files.exists(join_path(directory, name)) for name in names)
 
@@ -388,6 +410,22 @@ async def change_bookie_directory(metadata: MetadataStore, bookie: str, place: s
     NotFound if there is no such bookie, Busy if it is registered, and the errors of the metadata."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
+
+
+async def accept_replaced_directory(metadata: MetadataStore, bookie: str, name: str) -> CookieRecord:
+    """Makes the next start of a bookie accept an empty directory in the place of one that is lost for good: `name` is
+    "journal" or "ledgers-N" (directories.py). Returns the bookie's new cookie record. The bookie will be in limbo and
+    fetch from the others what was in it.
+
+    Raises NotFound if there is no such bookie or it has no such directory, Busy if it is registered, and the errors of
+    the metadata."""
+    record = await _stopped(metadata, bookie)
+    count = record.ledgers[-1][1] if record.ledgers else 0
+    names = [f"ledgers-{number}" for number in range(count)] + ["journal"] * record.own_journal
+    if name not in names:
+        there = ", ".join(names) or "none besides its data directory"
+        raise NotFound(f"bookie {bookie} has no directory {name}; it has {there}", bookie=bookie)
+    return await _change(metadata, bookie, replaced=tuple(sorted({*record.replaced, name})))
 
 
 async def accept_restored_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:

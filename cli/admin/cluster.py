@@ -181,6 +181,11 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
     return row if found["since_ms"] else row | dict.fromkeys(FIELDS_OLDER_LACK)
 
 
+def _name_directories(found: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Returns what is shown of the ledgers directories of a bookie; [] if it has one."""
+    return [{name: each[name] for name in ("path", "disk", "readOnly", "failure")} for each in found or ()]
+
+
 class BookiesReport(NamedTuple):
     """The state of the bookies as they report it. `repair`: the state of repair (missing copies of ledgers); None if no
     bookie reports it, or if the metadata, from which bookies read it, does not answer, or answers late. `why`: the
@@ -234,6 +239,7 @@ def ask_bookie_states(session: CommandSession, summary: ClusterSummary) -> Booki
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
                 known[id_]["version"] = found.get("version")  # an older bookie does not say it
                 known[id_].update(gcRefused=found["gcRefused"], disk=found.get("disk"))
+                known[id_].update(directories=_name_directories(found.get("directories")))
                 known[id_].update(certificateEndsMs=found.get("certificateEndsMs"))
     if answered:
         try:
@@ -439,6 +445,9 @@ bookies = LazyGroup(
             ".storage.identity", "forget", "A bookie's data is lost for good: its place may be taken."
         ),
         "move": LazyCommand(".storage.identity", "move", "A bookie's directory has moved to another place."),
+        "replace-directory": LazyCommand(
+            ".storage.identity", "replace_directory", "Start with an empty folder in the place of a lost disk."
+        ),
         "accept-metadata": LazyCommand(
             ".storage.identity", "accept_metadata", "Start on metadata older than the directory."
         ),

@@ -343,7 +343,7 @@ CHECKS = (
     DoctorCheck("D01", "each registered broker answers, at its advertised address, from here", _reachable, False),
     DoctorCheck("D02", "no event loop is busy most of its time", _alarms("D02"), False),
     DoctorCheck("D03", "bookies take writes; none is read-only, in limbo, or away", _alarms("D03")),
-    DoctorCheck("D04", "space on the disks of bookies", _alarms("D04")),
+    DoctorCheck("D04", "disks of bookies: none has failed, and they have space", _alarms("D04")),
     DoctorCheck(
         "D05", "each ledger has its copies, or they move off a departing bookie; auto-recovery is enabled",
         _alarms("D05"),
@@ -564,15 +564,17 @@ def _own_files(directory: Path) -> Iterator[Alarm]:
 
 
 def _whole(directory: Path) -> Iterable[Alarm] | str:
-    from ...bookie.inspect.snapshot import snapshot_directory
+    from ...bookie.inspect.snapshot import list_ledgers_directories, snapshot_directory
     from ...proto.errors import NotFound
     from ...runtime.process import make_system_world
 
-    places = [directory, *sorted(each for each in directory.glob("bookie-*") if each.is_dir())]
+    files = make_system_world().files
+    homes = [directory, *sorted(each for each in directory.glob("bookie-*") if each.is_dir())]
+    places = [place for home in homes for place in list_ledgers_directories(files, str(home))]
     found, seen = list[Alarm](), 0
     for place in places:
         try:
-            snapshot = snapshot_directory(make_system_world().files, str(place))
+            snapshot = snapshot_directory(files, place)
         except NotFound:
             continue
         seen += 1

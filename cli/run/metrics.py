@@ -153,7 +153,7 @@ BOOKKEEPER_METRICS = (
         "bookie_SERVER_STATUS", ("magnetar_bookie_read_only",), "1: writable, 0: read-only", writable=True
     ),
     BookKeeperMetric(
-        "bookie_ledger_writable_dirs", ("magnetar_bookie_read_only",), "a bookie has one directory", writable=True
+        "bookie_ledger_writable_dirs", ("magnetar_bookie_directories_writable",), "ledgers directories that take adds"
     ),
     BookKeeperMetric("bookie_WRITE_BYTES", ("magnetar_bookie_add_bytes_total",)),
     BookKeeperMetric("bookie_READ_BYTES", ("magnetar_bookie_read_bytes_total",)),
@@ -232,7 +232,7 @@ _LOG = logging.getLogger("magnetar.metrics")
 BOOKIE_GAUGES = frozenset({
     "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes", "reads_waiting_bytes",
     "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_reads_bytes",
-    "disk_total_bytes",
+    "directories", "directories_failed", "directories_writable", "disk_total_bytes",
     "gc_doubtful", "gc_refused", "gc_running", "gc_unexplained",
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
     "journal_queued_bytes", "journal_queued_records", "labels_missing", "ledgers", "limbo", "limbo_blocked_ledgers",

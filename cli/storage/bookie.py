@@ -1,8 +1,8 @@
 """`magnetar bookie`: runs a bookie. `magnetar bookie inspect …`: looks into its directory
 (cli/storage/inspect_store.py).
 
-With `--processes N` it runs N bookies of one machine. Each is a process with its own folder (DIR/bookie-1 …), id and
-port; one command starts them and ends them (cli/run/brokers.py).
+With `--processes N` it runs N bookies of one machine. Each is a process with its own folder (DIR/bookie-1 …, also in
+those of `--journal` and `--ledgers`), id and port; one command starts them and ends them (cli/run/brokers.py).
 """
 
 from __future__ import annotations
@@ -62,6 +62,14 @@ BOOKIE_COMMANDS = {
 )
 @with_metadata_service_options
 @click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
+@click.option(
+    "--journal", type=click.Path(file_okay=False), default=None, metavar="DIR",
+    help="Folder of the journal, on a device of its own (default: in --data).",
+)  # fmt: skip
+@click.option(
+    "--ledgers", type=click.Path(file_okay=False), multiple=True, metavar="DIR",
+    help="Folder of ledgers; once for each disk, always in the same order (default: --data).",
+)  # fmt: skip
 @processes.with_processes_option(
     "Bookies, each in its own folder in --data (default 1, or as many as there are).", None
 )
@@ -77,6 +85,8 @@ def bookie(
     wait_s: float,
     session_s: float,
     data: str,
+    journal: str | None,
+    ledgers: tuple[str, ...],
     processes_: int | None,
     rack: str | None,
     security: str | None,
@@ -97,6 +107,7 @@ def bookie(
     Examples:
       magnetar bookie --listen 127.0.0.1:7660 --metadata 127.0.0.1:7640 --data /data
       magnetar bookie --listen 10.0.0.3:7660 --metadata meta:7640 --data /data --processes 2 --security bookie.toml
+      magnetar bookie --data /data --journal /nvme/journal --ledgers /disk1/ledgers --ledgers /disk2/ledgers
     """
     if context.invoked_subcommand is not None:
         return 0
@@ -107,6 +118,8 @@ def bookie(
     given = BookieOptions(
         folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped,
         parse_health_endpoint(health), metrics_compat, warning, memory_bytes,
+        journal=None if journal is None else Path(journal).absolute(),
+        ledgers=tuple(Path(each).absolute() for each in ledgers),
     )
     count = decide_process_count(folder, processes_)
     if count > 1:
@@ -135,6 +148,8 @@ class BookieOptions(NamedTuple):
     warning: str
     memory_bytes: int | None
     processes: int = 1  # which have the memory together
+    journal: Path | None = None
+    ledgers: tuple[Path, ...] = ()
 
     @property
     def settings(self) -> BookieConfig:
@@ -145,6 +160,8 @@ class BookieOptions(NamedTuple):
 
         given = {"data": str(self.folder), "host": self.listen.host, "port": self.listen.port}
         given |= {"advertised_host": self.advertise or None, "rack": self.rack}
+        given |= {"journal": None if self.journal is None else str(self.journal)}
+        given |= {"ledgers": tuple(map(str, self.ledgers)) or None}
         return load_config(BookieConfig, "bookie", file=self.config, overrides=given)
 
 
@@ -216,7 +233,10 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
     )  # fmt: skip
     for number, name in enumerate(names):
         listen = ports.reserve(processes.choose_process_address(given.listen, number, forwarded=bool(given.advertise)))
-        one = given._replace(folder=given.folder / name, listen=listen, rack=rack)
+        one = given._replace(
+            folder=given.folder / name, listen=listen, rack=rack, journal=given.journal and given.journal / name,
+            ledgers=tuple(each / name for each in given.ledgers),
+        )  # fmt: skip
         if number:
             one = one._replace(metrics=None, health=None, warning="")
         main = partial(run_bookie, one)

@@ -1,4 +1,4 @@
-"""`magnetar bookies forget|move|accept-metadata`: what an operator says when a bookie cannot know.
+"""`magnetar bookies forget|move|replace-directory|accept-metadata`: what an operator says when a bookie cannot know.
 
 They change the metadata about a bookie that is stopped (bookie/store/identity.py): over the metadata service, or
 in the folder of a stopped `magnetar standalone`.
@@ -180,6 +180,29 @@ def forget(bookie: str, metadata_: MetadataAccessOptions, data: str | None, outp
 
 @click.command()
 @BOOKIE_ARGUMENT
+@click.argument("directory")
+@with_metadata_options
+@YES_OPTION
+def replace_directory(
+    bookie: str, directory: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool
+) -> None:
+    """Let a bookie start once with an empty folder in the place of one whose disk is lost for good. BOOKIE is its id,
+    and it must be stopped; the beginning of the id is enough. DIRECTORY is `journal`, or `ledgers-0`, `ledgers-1` … in
+    the order of its --ledgers. The bookie fetches what was in it from the other bookies.
+
+    Example: magnetar bookies replace-directory 6f9619ff ledgers-1
+    """
+    from ...bookie.store import identity
+
+    def change(store: MetadataStore, id_: str) -> Awaitable[CookieRecord]:
+        return identity.accept_replaced_directory(store, id_, directory)
+
+    question = "Give up what is in " + directory.replace("{", "{{").replace("}", "}}") + " of bookie {}"
+    _change(metadata_, data, output, bookie, change, question, yes)
+
+
+@click.command()
+@BOOKIE_ARGUMENT
 @click.argument("place")
 @with_metadata_options
 @YES_OPTION
@@ -353,7 +376,7 @@ POLL_S = 0.2
 PLAN_COLUMNS = ("bookie", "log", "state", "bytes", "livePercent", "ledgers", "action", "reason", "heldBy")
 DONE_COLUMNS = ("bookie", "ledgersDeleted", "logsDeleted", "logsCompacted", "bytesFreed", "bytesMoved", "badRecords")
 STATE_COLUMNS = (
-    "bookie", "disk", "freeBytes", "logs", "ledgers", "limboUpto", "restored", "quarantined", "scrubPercent",
+    "bookie", "path", "disk", "freeBytes", "logs", "ledgers", "limboUpto", "restored", "quarantined", "scrubPercent",
     "scrubDamaged", "gc",
 )  # fmt: skip
 OWNERS_SHOWN = 3
@@ -509,7 +532,8 @@ def _report(session: CommandSession, peers: list[BookiePeer], ended: list[dict[s
 @BOOKIE_OPTION
 @with_operator_and_watch_options
 def state(session: CommandSession, bookie: str | None) -> None:
-    """Show what each bookie reports about itself: disk, limbo, scrubber, garbage collection.
+    """Show what each bookie reports about itself: disk, limbo, scrubber, garbage collection. A bookie with several
+    ledgers directories has a row for each of them.
 
     \b
     Examples:
@@ -519,7 +543,11 @@ def state(session: CommandSession, bookie: str | None) -> None:
     from .admin_port import ask_bookies, find_bookies
 
     peers = find_bookies(session, bookie)
-    rows = [_state_row(peer, each) for peer, each in zip(peers, ask_bookies(peers, "state"), strict=True)]
+    rows = [
+        _state_row(peer, {**each, **one})
+        for peer, each in zip(peers, ask_bookies(peers, "state"), strict=True)
+        for one in each.get("directories") or [{}]
+    ]
     session.out.print_row_stream(rows, STATE_COLUMNS)
 
 

@@ -26,7 +26,7 @@ def test_each_request_that_a_bookie_answers_with_busy_is_counted() -> None:
             await caller.add(1, entry, bytes(300))
         await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
         cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
-        bookie._service._waiting_reads = RequestBudget(8_000)
+        bookie.first.service._waiting_reads = RequestBudget(8_000)
         for fence in (False, True):
             reads = [caller.read(1, entry, fence=fence) for entry in range(30)]
             refused.append(sum(head.status is Status.BUSY for head, _ in await asyncio.gather(*reads)))

@@ -180,10 +180,10 @@ async def test_fences_keys_and_read_only_hold_for_many_adds_as_for_one(cluster: 
     two = {0: b"zero", 1: b"one"}
     assert await caller.add_many(1, two) == [Status.OK] * 2
     assert await caller.add_many(1, two, key=OTHER_KEY) == [Status.UNAUTHORIZED] * 2
-    bookie._service.is_read_only = True
+    bookie.first.service.is_read_only = True
     assert await caller.add_many(1, two) == [Status.READ_ONLY] * 2
     assert await caller.add_many(1, two, recovery=True) == [Status.OK] * 2
-    bookie._service.is_read_only = False
+    bookie.first.service.is_read_only = False
     assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
     assert await caller.add_many(1, {2: b"two"}) == [Status.FENCED]
     assert await caller.add_many(1, {2: b"two"}, recovery=True) == [Status.OK]
@@ -222,7 +222,7 @@ async def test_times_and_sizes_are_observed_by_success(cluster: Cluster, /) -> N
     await caller.add_many(1, {3: b"x"}, key=OTHER_KEY)
     await caller.read(1, 0)
     await caller.read(1, 9)
-    service = bookie._service
+    service = bookie.first.service
     assert (sum(service.adds.seconds.counts), sum(service.adds.failed_seconds.counts)) == (1, 1)
     assert service.adds.seconds.total > 0.001 > service.adds.failed_seconds.total
     assert (sum(service.adds.entry_bytes.counts), service.adds.entry_bytes.total) == (3, 128 + 4000 + 3 * 36)

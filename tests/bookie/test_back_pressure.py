@@ -40,7 +40,7 @@ HELD = 40_000
 
 def watched(bookie: Bookie, most: dict[str, int]) -> None:
     """Notes the most that was ever kept, at every change of it."""
-    adds, store = bookie._service.adds, bookie.store
+    adds, store = bookie.first.service.adds, bookie.store
 
     def note(name: str, value: int) -> None:
         most[name] = max(most.get(name, 0), value)
@@ -133,13 +133,13 @@ async def test_a_full_disk_refuses_what_it_would_hold_for_ever(cluster: Cluster,
 
 async def _held(bookie: Bookie) -> None:
     """Returns when an add is held."""
-    held, hold = asyncio.Event(), bookie._service.adds._enqueue
+    held, hold = asyncio.Event(), bookie.first.service.adds._enqueue
 
     def noting(batch: Any) -> None:
         held.set()
         hold(batch)
 
-    bookie._service.adds._enqueue = noting  # type: ignore[method-assign]
+    bookie.first.service.adds._enqueue = noting  # type: ignore[method-assign]
     await held.wait()
 
 

@@ -413,10 +413,10 @@ async def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(
     await bookie.close()
     honest = identity.record_bookie_start
 
-    async def complete(*arguments: Any) -> None:
+    async def complete(*arguments: Any, **options: Any) -> None:
         if moment == "before the start is counted":
             await identity.delete_bookie(cluster.metadata, bookie.id)
-        await honest(*arguments)
+        await honest(*arguments, **options)
         if moment == "before it registers":
             await identity.delete_bookie(cluster.metadata, bookie.id)
 

@@ -259,7 +259,7 @@ def test_reads_past_the_bound_wait_for_each_other_and_only_too_many_of_them_are_
         statuses = [head.status for head, _ in await asyncio.gather(*[caller.read(1, entry) for entry in range(30)])]
         assert set(statuses) == {Status.OK}
         assert (await caller.read(1, 3))[0].status is Status.OK, "a lone one is taken, whatever the bound"
-        bookie._service._waiting_reads = RequestBudget(8_000)
+        bookie.first.service._waiting_reads = RequestBudget(8_000)
         statuses = [head.status for head, _ in await asyncio.gather(*[caller.read(1, entry) for entry in range(30)])]
         assert set(statuses) == {Status.OK, Status.BUSY}
         assert (bookie.statistics()["disk_reads_bytes"], bookie.statistics()["reads_waiting_bytes"]) == (0, 0)
@@ -293,7 +293,7 @@ def test_the_reads_of_a_recovery_fence_once_and_need_no_room_beside_reads_of_the
         await caller.add(1, 0, b"x")
         assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
         blocks = bookie.statistics()["journal_blocks"]
-        bookie._service._reads_max = 0
+        bookie.first.service._reads_max = 0
         for entry in range(64):
             status = (await caller.read(1, entry, fence=True))[0].status
             assert status is (Status.NO_SUCH_ENTRY if entry else Status.OK)

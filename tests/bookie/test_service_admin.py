@@ -34,7 +34,7 @@ async def with_echo(cluster: Cluster) -> tuple[Bookie, PeerCaller]:
         return json.dumps({"was": json.loads(request)}).encode()
 
     bookie = await cluster.start()
-    bookie._service.on_admin = echo
+    bookie.first.service.on_admin = echo
     return bookie, cluster.caller(bookie)
 
 
@@ -67,7 +67,7 @@ async def test_admin_requests_that_hang_hold_up_no_add_and_are_bounded_and_end_w
             ended.append("hung")
         return request
 
-    bookie._service.on_admin = hang
+    bookie.first.service.on_admin = hang
     asks = [asyncio.ensure_future(ask(caller, b"{}")) for _ in range(ADMIN_REQUESTS_MAX)]
     await asyncio.sleep(1)
     assert bookie.statistics()["admin_requests"] == ADMIN_REQUESTS_MAX

@@ -48,6 +48,7 @@ ASKING = {path: each for path, each in LEAVES.items() if any("--yes" in option.o
 VALUES = {
     "topic": "t", "namespace": "public/default", "target": "public/default", "tenant": "public", "bookie": "0" * 8,
     "broker": "broker-1", "message_id": "1:2", "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r", "ids": "1",
+    "directory": "journal",
     "query": "q", "txn": "(1,1099511627776)", "half": "(1,1099511627776)",
     "name": "nightly",
 }  # fmt: skip
@@ -185,7 +186,8 @@ def test_a_producer_of_a_terminated_topic_is_refused_when_it_is_made(cli: Cli, u
 # ---------------------------------------------------------------------------------- asking a person
 ASKED_ELSEWHERE = {
     ("metadata", "restore"), ("bookies", "forget"), ("bookies", "move"), ("bookies", "accept-metadata"),
-    ("topics", "reset-cursor"), ("subscriptions", "reset"), ("spark", "forget"), ("brokers", "forget"),
+    ("bookies", "replace-directory"), ("topics", "reset-cursor"), ("subscriptions", "reset"), ("spark", "forget"),
+    ("brokers", "forget"),
 }  # fmt: skip
 """They look first at what they ask about, in a folder: tests/cli/storage/test_metadata_copies.py and
 test_bookie_identity.py; at a subscription: tests/cli/test_lossy.py; at a query: tests/spark/test_spark.py; or at a

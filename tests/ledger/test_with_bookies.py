@@ -113,18 +113,18 @@ async def test_bookies_without_a_free_descriptor_are_asked_again_and_none_is_rep
             held.extend(iter(lambda: os.open(os.devnull, os.O_RDONLY), -1))
         sent += [writer.append(b"%d" % each + bytes(10_000)) for each in range(10, 600)]
         async with asyncio.timeout(60):
-            while not all(each._service.statistics()["busy"] for each in bookies):  # noqa: ASYNC110
+            while not all(each.first.service.statistics()["busy"] for each in bookies):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert not all(each.done() for each in sent)
         assert {each.disk_monitor.state for each in bookies} == {DiskState.WRITABLE}
-        assert not any(each._service.statistics()["refused_read_only"] for each in bookies)
+        assert not any(each.first.service.statistics()["refused_read_only"] for each in bookies)
     finally:
         for each in held:
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert await asyncio.gather(*sent) == list(range(1, 601))
     assert len(writer.record.fragments) == 1
-    assert not any(each._service.statistics()["refused_read_only"] for each in bookies)
+    assert not any(each.first.service.statistics()["refused_read_only"] for each in bookies)
     await writer.close()
     entries = await read_all(await deployment.client().open(writer.ledger_id))
     assert entries[1:] == [b"%d" % each + bytes(10_000) for each in range(600)]

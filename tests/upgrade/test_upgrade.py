@@ -93,10 +93,10 @@ def test_what_an_earlier_version_wrote_is_back_after_its_metadata_is_lost(tmp_pa
 
 
 # ------------------------------------------------------------------------------------ a later version's
-def _with_crc(data: bytes, version_at: int, size: int, crc_at: int, covered: bytes = b"") -> bytes:
-    """The bytes with a version one higher (the last of its bytes is at `version_at`) and the checksum of that."""
+def _with_crc(data: bytes, version_at: int, size: int, crc_at: int, covered: bytes = b"", more: int = 1) -> bytes:
+    """The bytes with a version so much higher (the last of its bytes is at `version_at`) and the checksum of that."""
     newer = bytearray(data)
-    newer[version_at] += 1
+    newer[version_at] += more
     newer[crc_at : crc_at + 4] = struct.pack(">I", crc32c(bytes(newer[:size]) + covered))
     return bytes(newer)
 
@@ -107,10 +107,15 @@ def _bookie_file(form: versions.StoredFormat) -> Callable[[], object]:
 
 
 def _note() -> object:
-    whole = note.encode_checksummed_json(b"MGN-COOK", {"a": 1})
+    whole = note.encode_checksummed_json(b"MGN-SCRB", {"a": 1})
     return note.decode_checksummed_json(
-        _with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-COOK", dict, "the/path"
+        _with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-SCRB", dict, "the/path"
     )
+
+
+def _bookie_cookie() -> object:
+    whole = note.encode_cookie(note.Cookie("b", "i", ("h:/d",), ledgers=((0, 2),)))
+    return note.decode_cookie(_with_crc(whole, 9, len(whole) - 4, len(whole) - 4), "the/path")
 
 
 def _cursor() -> object:
@@ -187,7 +192,8 @@ def _holdings() -> object:
 
 READERS: dict[versions.StoredFormat, Callable[[], object]] = {
     **{form: _bookie_file(form) for form in versions.BOOKIE_FILES},
-    versions.NOTE: _note, versions.CURSOR: _cursor, versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
+    versions.NOTE: _note, versions.COOKIE: _bookie_cookie, versions.CURSOR: _cursor,
+    versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
     versions.OUTCOMES: _outcomes, versions.COORDINATOR: _coordinator, versions.COMPACTED: _compacted,
     versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
     versions.PEER: _peer, versions.KEY_INDEX: _key_index, versions.METADATA_EXPORT: _export,
@@ -229,12 +235,12 @@ def test_a_server_on_a_later_versions_folder_says_so_and_changes_nothing(tmp_pat
     data = _opened(ARCHIVES[-1], tmp_path)
     cookie = data / "bookie-1" / "cookie"
     whole = cookie.read_bytes()
-    newer = _with_crc(whole, 9, len(whole) - 4, len(whole) - 4)
+    newer = _with_crc(whole, 9, len(whole) - 4, len(whole) - 4, more=versions.COOKIE.version)
     cookie.write_bytes(newer)
     done = run_cli("standalone", "--port", "0", "--data", str(data))
     assert done.code == 2
     (line,) = (line for line in done.err.splitlines() if line.startswith("magnetar: "))
-    assert "bookie note of format version 2" in line
+    assert f"bookie cookie of format version {versions.COOKIE.version + 1}" in line
     assert "upgrade this one" in line
     assert cookie.read_bytes() == newer
 

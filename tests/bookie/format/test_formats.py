@@ -311,6 +311,6 @@ def test_damaged_cookie_is_refused() -> None:
 
 
 def test_newer_cookie_says_so() -> None:
-    newer = COOKIE_BYTES[:8] + b"\x00\x02" + COOKIE_BYTES[10:-4]
-    with pytest.raises(NewerFormat, match=r"note of format version 2; .* upgrade"):
+    newer = COOKIE_BYTES[:8] + b"\x00\x03" + COOKIE_BYTES[10:-4]
+    with pytest.raises(NewerFormat, match=r"cookie of format version 3; .* upgrade"):
         mark.decode_cookie(newer + u32(crc32c(newer)), "c")

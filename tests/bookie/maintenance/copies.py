@@ -125,7 +125,8 @@ class Deployment:
         return found
 
     async def _holds(self, name: str, ledger: int, entry: int) -> bool:
-        return bool((await self.bookies[name].store.read_entries(ledger, entry)).entries)
+        store = self.bookies[name].get_directory(ledger).store
+        return bool((await store.read_entries(ledger, entry)).entries)
 
     async def check_whole(self, ledger: int, copies: int = 3) -> None:
         found = await self.copies(ledger)

@@ -59,7 +59,7 @@ async def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(clus
         async def tell(metadata: object) -> None:
             raise KeyError("not foreseen")
 
-        bookie._reports.store_quarantine_reports = tell  # type: ignore[method-assign]
+        bookie.first.reports.store_quarantine_reports = tell  # type: ignore[method-assign]
     await asyncio.sleep(120.0)
     disk = cluster.simulation.node(NODE).disk
     disk.capacity_bytes = int(disk.used_bytes() / 0.97)

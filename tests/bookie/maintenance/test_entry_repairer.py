@@ -117,7 +117,7 @@ async def test_what_an_open_ledger_does_not_place_here_any_more_stays_neither_qu
     bookie = next(each for each in deployment.bookies.values() if each.id not in placed)
     bookie.store.keys.record_key_of_metadata(ledger, writer.record.key)
     bookie.store.descriptors.quarantine(ledger, 0, 0)
-    bookie._mender.on_entries_quarantined()
+    bookie.first.mender.on_entries_quarantined()
     await asyncio.sleep(0.2)
     await asyncio.sleep(200)
     assert (await deployment.record(ledger)).state == OPEN

@@ -184,7 +184,7 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
         assert counter is not None
         assert counter[0].next > lost[-1]
         bookie.store.descriptors.leave_limbo()
-        bookie._collector._patience = bookie._collector._patience._replace(grace_s=0.0)
+        bookie.first.collector._patience = bookie.first.collector._patience._replace(grace_s=0.0)
         for _ in range(3):
             done = await bookie.garbage_collector.run_pass(minor=False)
             assert (done.ledgers_deleted, done.refused) == ([], GarbageRefusal.UNEXPLAINED)
@@ -291,7 +291,7 @@ async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_doe
         assert await deployment.metadata.children(paths.AVAILABLE_BOOKIES) == [], "nobody puts a ledger there"
         await deployment.metadata.put(paths.LEDGER_IDS, encode_record(CounterRecord(next=20), paths.LEDGER_IDS))
         await bookie._check_registration()
-        await bookie._upkeep._register()
+        await bookie.first.upkeep._register()
         assert await deployment.metadata.children(paths.AVAILABLE_BOOKIES) == [bookie.id], "the right one is back"
     finally:
         await bookie.close()

@@ -259,7 +259,7 @@ def damages(whole: bytes, rng: random.Random) -> list[bytes]:
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         flipped.append(bytes(data))
-    newer = whole[:8] + b"\0\2" + whole[10:-4]
+    newer = whole[:8] + b"\0\3" + whole[10:-4]
     flipped.append(newer + crc32c(newer).to_bytes(4, "big"))
     return flipped + [whole[:end] for end in range(len(whole))] + [whole + b"\0"]
 

@@ -14,6 +14,8 @@ from magnetar.runtime.process import make_system_world
 from tests.support.processes import run_here
 
 BOOKIE = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"
+NAMED = {"move": ["other:/data"], "replace-directory": ["ledgers-1"]}
+"""What a command names besides the bookie."""
 
 
 def cookie(folder: Path, record: CookieRecord | None = None) -> CookieRecord | None:
@@ -57,22 +59,22 @@ def test_a_bookie_is_forgotten_by_the_beginning_of_its_id_and_unknown_afterwards
 
 
 @pytest.mark.parametrize("beginning", ["", BOOKIE[:7]])
-@pytest.mark.parametrize("words", [["forget"], ["move"], ["accept-metadata"]])
+@pytest.mark.parametrize("words", [["forget"], ["move"], ["replace-directory"], ["accept-metadata"]])
 def test_a_beginning_of_fewer_than_eight_characters_names_no_bookie(
     folder: Path, words: list[str], beginning: str
 ) -> None:
-    place = ["other:/data"] if words == ["move"] else []
+    place = NAMED.get(words[0], [])
     before = cookie(folder)
     done = run_here("bookies", *words, beginning, *place, "--data", str(folder), "-y")
     assert (done.code, "too short" in done.err) == (1, True), done.err
     assert cookie(folder) == before
 
 
-@pytest.mark.parametrize("words", [["forget"], ["move"], ["accept-metadata"]])
+@pytest.mark.parametrize("words", [["forget"], ["move"], ["replace-directory"], ["accept-metadata"]])
 def test_the_question_names_the_whole_id_and_the_place_and_nothing_is_changed_before_the_answer(
     folder: Path, words: list[str]
 ) -> None:
-    place = ["other:/data"] if words == ["move"] else []
+    place = NAMED.get(words[0], [])
     before = cookie(folder)
     done = run_here("bookies", *words, BOOKIE[:8], *place, "--data", str(folder))
     assert (done.code, f"{BOOKIE} at h:/d" in done.err) == (2, True), done.err
@@ -95,3 +97,14 @@ def test_restored_metadata_is_accepted(folder: Path) -> None:
     found = cookie(folder)
     assert found is not None
     assert found.starts > 1 << 50
+
+
+def test_a_directory_that_is_lost_is_given_up_by_its_name(folder: Path) -> None:
+    words = ["bookies", "replace-directory", BOOKIE, "ledgers-1", "--data", str(folder), "-y"]
+    done = run_here(*words)
+    assert (done.code, "it has none besides its data directory" in done.err) == (4, True), done.err
+    cookie(folder, CookieRecord(bookie=BOOKIE, instance="i", directories=("h:/d",), starts=3, ledgers=((0, 2),)))
+    assert run_here(*words).code == 0
+    found = cookie(folder)
+    assert found is not None
+    assert found.replaced == ("ledgers-1",)
