@@ -45,6 +45,7 @@ PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "direct
 _PATIENCE = "tests/runtime/tcp/test_patience.py"
 _PENDING = "tests/broker/subscription/core/test_pending_acks.py"
 _FAIR = "tests/broker/subscription/core/test_fair_shared.py"
+_DISKS = "tests/bookie/test_several_disks.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/test_service.py", "tests/bookie/store/test_checkpoint.py"
 _WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
 _POWER = f"{_SERVICE}::test_answered_fence_holds_wherever_the_power_fails"
@@ -237,6 +238,12 @@ def _processes() -> Iterator[Mutant]:
          "needs a bookie that lost data"),
         ("M27b", bookies.journal_is_not_noted, DIRECTED, "25", "tests/bookie/test_journal_notes.py",
          "seeds roll a disk back, and few of them while entries depend on it"),
+        ("M27c", bookies.added_disk_moves_ledgers, DIRECTED, "17",
+         f"{_DISKS}::test_a_directory_that_is_added_takes_new_ledgers_and_moves_none", "seeds have one disk a bookie"),
+        ("M27d", bookies.failed_disk_is_written_on, DIRECTED, "18",
+         f"{_DISKS}::test_nothing_of_a_directory_changes_after_its_first_failed_sync", "as M27c"),
+        ("M27e", bookies.failed_disk_takes_adds, DIRECTED, "15",
+         f"{_DISKS}::test_a_failing_disk_takes_its_ledgers_and_not_the_bookie", "as M27c"),
         ("M28", brokers.sequence_at_push, DIRECTED, "32",
          "tests/broker/topic/test_dedup.py tests/broker/topic/test_producer.py",
          "420 seeds of a cluster did not meet it: a resend has to overtake a write that then fails"),

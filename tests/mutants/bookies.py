@@ -9,7 +9,8 @@ from pyroaring import BitMap64
 from magnetar.bookie.maintenance import garbage
 from magnetar.bookie.maintenance.restore import LedgerCopyRestorer
 from magnetar.bookie.service import BookieService
-from magnetar.bookie.store import identity
+from magnetar.bookie.store import directories, identity
+from magnetar.bookie.store.disk import IsolatedFiles
 from magnetar.bookie.store.entrylog import mover as log_survey
 from magnetar.bookie.store.identity import DirectoryVerdict
 from magnetar.bookie.store.reads import ReadResult, StoreReader
@@ -188,6 +189,31 @@ def journal_is_not_noted(stack: Stack) -> None:
         return True
 
     put(stack, identity, "store_journal_position", note_journal)
+
+
+def added_disk_moves_ledgers(stack: Stack) -> None:
+    """M27c: a directory that is added takes its share of all ledgers, also of those that are in another one."""
+    put(stack, directories, "extend_generations", lambda known, count, upto: ((0, count),))
+
+
+def failed_disk_is_written_on(stack: Stack) -> None:
+    """M27d: after a failed sync of one of several disks its files are written on, as if nothing were unknown."""
+    put(stack, IsolatedFiles, "check_writable", lambda self: None)
+
+
+def failed_disk_takes_adds(stack: Stack) -> None:
+    """M27e: a bookie with a failed disk takes adds to its ledgers, which come no further than the journal."""
+    put(stack, Store, "failure", property(lambda self: None))
+    honest = Store.add_entries
+
+    def add(self: Store, *arguments: Any) -> Status:
+        isolated, self._isolated = self._isolated, None
+        try:
+            return honest(self, *arguments)
+        finally:
+            self._isolated = isolated
+
+    put(stack, Store, "add_entries", add)
 
 
 def empty_disk_is_healthy(stack: Stack) -> None:
