@@ -44,6 +44,7 @@ BENCHMARKS = {
     "txn-aborts": Benchmark("txn_aborts", "s", "load of 100,000 aborted transactions in 10,000,000 entries; memory"),
     "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
+    "catchup-disturb": Benchmark("messaging", "ratio", "p99 of sends beside a catch-up, own journal folder / alone"),
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
     "secure-produce": Benchmark("secure", "ratio", "produce over TLS with a token / plain, taking turns in one run"),
     "secure-cluster": Benchmark("secure", "ratio", "the same of clusters, with keys between broker and bookies too"),
@@ -118,6 +119,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("produce", {"size": 1024, "bookies": 3, "seconds": 10.0}),
     ("roundtrip", {"size": 1024, "seconds": 10.0}),
     ("catchup", {"size": 1024}),
+    ("catchup-disturb", {"size": 1024}),
     ("latency", {"size": 1024}),
     ("cost", {"size": 1024}),
     ("calls", {"runs": 1}),
@@ -244,7 +246,7 @@ def _help() -> str:
     help="Of the server (startup, idle, produce, roundtrip, catchup, latency, shared, key-shared).",
 )
 @click.option("--seconds", type=float, default=5.0, help="Length of a measured stretch.")
-@click.option("--rate", type=float, default=1000.0, help="Sends per second (latency).")
+@click.option("--rate", type=float, default=1000.0, help="Sends per second (latency, catchup-disturb).")
 @click.option("--messages", type=click.IntRange(1), help="How many (catchup, recover, Spark: 1,000,000; delayed: ten).")
 @click.option("--mib", type=click.IntRange(1), help="MiB: store-replay of journal, store-gc deleted, store-read read.")
 @click.option("--gib", type=click.IntRange(1), help="GiB: repair, repair-disturb copied (2), find searched (1).")

@@ -1,4 +1,5 @@
-"""produce, roundtrip, catchup, latency: through the SDK, against a server process, fsync before every ack."""
+"""produce, roundtrip, catchup, catchup-disturb, latency: through the SDK, against a server process, fsync before every
+ack."""
 
 from __future__ import annotations
 
@@ -6,14 +7,22 @@ import importlib
 import multiprocessing
 import os
 import random
+import statistics
+import tempfile
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from .harness import Options, Run, Usage, measured, percentiles, server
 
 TOPIC = "bench"
+OLD = "bench-old"
+MEMORY_FOLDER = "/dev/shm"
+ROUNDS = 3
+"""Stretches with and without the catch-up, in turns (catchup-disturb)."""
 WARM_UP_S = 1.0
 PENDING = 20_000
 """Messages under way at most: 20 MB of 1 KB, the order of what the peers' clients keep (confluent-kafka: 100,000)."""
@@ -234,3 +243,85 @@ def latency(options: Options) -> Run:
         run.value = run.latencies_ms["p99"]
         run.detail = {"sends": sends, "rate": options.rate}
         return run
+
+
+def catchup_disturb(options: Options) -> Run:
+    """p99 of single sends at --rate beside a reader of --messages older messages at full speed, over that without it.
+    The two have a broker each, and the bookie in common. Its journal is in a directory of its own: in memory (tmpfs),
+    as a second device is seldom there. In `detail`, the same with the journal in the data directory."""
+    run = Run(0.0)
+    apart, inside = (_disturbed(options, own_journal) for own_journal in (True, False))
+    run.latencies_ms = apart["beside"]
+    run.value = apart["beside"]["p99"] / apart["alone"]["p99"]
+    run.detail = {
+        "rate": options.rate, "messages": options.messages, "read_per_s": apart["read_per_s"],
+        "journal": f"tmpfs ({MEMORY_FOLDER})" if os.path.isdir(MEMORY_FOLDER) else "the device of the ledgers",
+        "p99_alone_ms": apart["alone"]["p99"], "p99_beside_ms": apart["beside"]["p99"],
+        "inside_p99_alone_ms": inside["alone"]["p99"], "inside_p99_beside_ms": inside["beside"]["p99"],
+        "inside_ratio": inside["beside"]["p99"] / inside["alone"]["p99"],
+    }  # fmt: skip
+    return run
+
+
+def _disturbed(options: Options, own_journal: bool) -> dict[str, Any]:
+    import magnetar
+    from magnetar.cli.common.processes import Processes
+
+    memory = MEMORY_FOLDER if os.path.isdir(MEMORY_FOLDER) else None
+    with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder, tempfile.TemporaryDirectory(
+        prefix="magnetar-bench-", dir=memory
+    ) as journal, Processes(Path(folder)) as processes:
+        listen = ("--listen", "127.0.0.1:0")
+        where = ("--metadata", processes.start("metadata", "metadata", *listen, "--data", f"{folder}/tree").address)
+        more = ("--journal", f"{journal}/journal", "--ledgers", f"{folder}/ledgers") if own_journal else ()
+        processes.start("bookie", "bookie", *listen, *where, "--data", f"{folder}/bookie", *more).wait_ready()
+        one_copy = {f"MAGNETAR_BROKER_{name}": "1" for name in ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM")}
+        url, other = (
+            processes.start(f"broker-{number}", "broker", *listen, *where, environment=one_copy).wait_ready()
+            for number in range(2)
+        )
+        contents = payloads(options.size, options.seed)
+        with magnetar.Client(url) as client, magnetar.Client(other) as publishing:
+            client.subscribe(OLD, "bench", initial_position=magnetar.InitialPosition.Earliest).close()
+            Sending(client.create_producer(OLD, batching_enabled=True, block_if_queue_full=True), contents).run(
+                messages=options.messages
+            )
+            paced = Paced(publishing, contents, options.rate)
+            paced.stretch(options.at_most(WARM_UP_S))
+            alone, beside, rates = list[float](), list[float](), list[float]()
+            for _ in range(1 if options.rehearses else ROUNDS):  # in turns: what drifts is in both
+                paced.stretch(options.seconds)
+                alone += paced.samples
+                with _reading(url, options.messages) as read:
+                    paced.stretch(options.seconds)
+                    beside += paced.samples
+                    rates.append(read())
+    return {"alone": percentiles(alone), "beside": percentiles(beside), "read_per_s": statistics.median(rates)}
+
+
+@contextmanager
+def _reading(url: str, messages: int) -> Iterator[Callable[[], float]]:
+    """Meanwhile another process reads the old messages again and again; gives messages per second so far."""
+    counted = multiprocessing.get_context("spawn").Value("q", 0)
+    reading = multiprocessing.get_context("spawn").Process(target=_read_old, args=(url, messages, counted))
+    reading.start()
+    try:
+        while counted.value == 0:
+            time.sleep(0.01)
+        first, begin = counted.value, time.perf_counter()
+        yield lambda: (counted.value - first) / (time.perf_counter() - begin)
+    finally:
+        reading.kill()
+        reading.join()
+
+
+def _read_old(url: str, messages: int, counted: Any) -> None:
+    import magnetar
+
+    with magnetar.Client(url) as client:
+        while True:
+            reader = client.create_reader(OLD, magnetar.MessageId.earliest, receiver_queue_size=5000)
+            for _ in range(messages):
+                reader.read_next(30_000)
+                counted.value += 1
+            reader.close()
