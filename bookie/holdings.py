@@ -36,11 +36,20 @@ from .format import mark as note
 from .format.entry_log import decode_record_if_intact
 from .format.journal import DamagedFile, RecordType
 from .format.ledger_index import LedgerState
+from .format.mark import DirectoryRole
 from .inspect import logs
-from .inspect.snapshot import FileDamage, RemovedFile, StoreSnapshot, open_file, snapshot_directory
+from .inspect.snapshot import (
+    FileDamage,
+    RemovedFile,
+    StoreSnapshot,
+    list_ledgers_directories,
+    open_file,
+    snapshot_directory,
+)
 from .maintenance.labels import walk_labels
 from .maintenance.seen import METADATA_STATE_FILE, SEEN_MAGIC, RecordedMetadataState
 from .store import boot, disk, index_files
+from .store.identity import read_cookie
 from .store.index import ExtentLocation
 from .store.memtable import IntegerIntervals
 from .store.state_log import StateLog
@@ -73,10 +82,25 @@ def decode_holdings(data: bytes, where: str) -> BookieHoldings:
 
 # ------------------------------------------------------------------------------------------------------- directory
 def read_holdings(files: Files, directory: str) -> BookieHoldings:
-    """Reads what the bookie of this data directory holds, which must be stopped. Raises NotFound if it is not a
-    bookie's directory; InvalidRequest if its cookie cannot be read, or a file has a newer format; OSError if a folder
-    or file cannot be opened."""
-    return _Reader(snapshot_directory(files, directory)).read()
+    """Reads what the bookie of this data directory holds, which must be stopped, in all of its ledgers directories.
+    Raises NotFound if it is not a bookie's directory; InvalidRequest if its cookie cannot be read, it is a ledgers
+    directory alone, or a file has a newer format; OSError if a folder or file cannot be opened."""
+    homes = list_ledgers_directories(files, directory)
+    readers = [_Reader(snapshot_directory(files, each)) for each in homes]
+    first = readers[0].snapshot
+    if homes == (directory,):
+        if first.cookie is not None and first.cookie.role is not DirectoryRole.DATA:
+            raise InvalidRequest(f"{directory} has a part of a bookie's ledgers: name its data directory")
+        return readers[0].read()
+    home, parts = read_cookie(files, directory), [each.read() for each in readers]
+    assert home is not None, "it names the ledgers directories"
+    seen = _Reader(first._replace(directory=directory))._read_seen()
+    return msgspec.structs.replace(
+        parts[0], place=home.directories[0], starts=home.starts, seen_ledger=max(seen, *(e.seen_ledger for e in parts)),
+        ledgers=tuple(sorted((ledger for each in parts for ledger in each.ledgers), key=lambda held: held.ledger_id)),
+        tombstones=tuple(sorted(run for each in parts for run in each.tombstones)),
+        damages=tuple(damage for each in parts for damage in each.damages),
+    )  # fmt: skip
 
 
 class _HeldEntries:

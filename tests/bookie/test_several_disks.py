@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.bookie.format.mark import decode_cookie
+from magnetar.bookie.holdings import read_holdings
 from magnetar.bookie.inspect import journals
 from magnetar.bookie.inspect.logs import EntryCopy, find_journal_copies
 from magnetar.bookie.inspect.snapshot import list_ledgers_directories, snapshot_directory
@@ -24,7 +25,7 @@ from magnetar.metadata import paths, records
 from magnetar.metadata.records import BookieRecord, find_ledgers_directory
 from magnetar.metadata.store import get_record
 from magnetar.proto.alarms import find_alarms
-from magnetar.proto.errors import InvalidConfiguration, NotFound
+from magnetar.proto.errors import InvalidConfiguration, InvalidRequest, NotFound
 from magnetar.runtime.access import LOCAL_PRINCIPAL
 from magnetar.runtime.sim.disk import FileFault
 from magnetar.runtime.sim.world import NodeCrashed
@@ -335,7 +336,7 @@ async def test_adds_that_wait_for_room_on_a_failing_disk_are_answered(cluster: C
     bookie = await start(cluster, A, B)
     caller, ledger = cluster.caller(bookie), of_directory(1)[0]
     await cluster.metadata.put(paths.ledger(ledger), a_record(ledger))
-    fail(cluster, B, ("fdatasync",))
+    fail(cluster, f"{B}/entries", ("fdatasync",))  # not of the label, which comes first
     answers = await asyncio.gather(*[caller.add(ledger, entry, bytes(2000)) for entry in range(60)])
     statuses = Counter(each.status for each in answers)
     assert statuses.keys() == {Status.OK, Status.READ_ONLY}
@@ -469,6 +470,18 @@ async def test_an_operator_sees_all_directories_together_and_each_by_itself(clus
     (alarm,) = find_alarms([], (), [row], (), 0)
     assert (alarm.code, alarm.needed) == ("D04", True)
     assert B in alarm.text
+
+
+async def test_the_holdings_of_a_stopped_bookie_are_those_of_all_its_directories(cluster: Cluster, /) -> None:
+    bookie = await start(cluster, A, B)
+    await fill(cluster, cluster.caller(bookie))
+    await cluster.simulation.spawn(NODE, bookie.close())
+    files = cluster.simulation.world(NODE).files
+    held = read_holdings(files, DATA)
+    assert [each.ledger_id for each in held.ledgers] == list(LEDGERS)
+    assert (held.bookie, held.place, held.starts) == (bookie.id, f"{NODE}:{DATA}", 1)
+    with pytest.raises(InvalidRequest, match="name its data directory"):
+        read_holdings(files, B)
 
 
 async def test_each_directory_can_be_inspected_and_the_data_says_where_they_are(cluster: Cluster, /) -> None:
