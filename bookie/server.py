@@ -23,7 +23,8 @@ import msgspec
 
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
-from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly, Unavailable
+from ..proto.errors import InvalidConfiguration, InvalidRequest, MagnetarError, NewerFormat, ReadOnly, Unavailable
+from ..proto.policies import check_bookie_groups
 from ..proto.versions import PRODUCT
 from ..runtime.access import Principal
 from ..runtime.config import MIB, MemoryShare
@@ -69,6 +70,7 @@ class BookieConfig(msgspec.Struct, frozen=True):
     advertised_host: str = ""  # the host that it registers; none: `host`
     place: str = ""  # what the cookie calls the data directory; "": advertised host and `data`, which then may not move
     rack: str = "/default"  # copies of a ledger go to distinct racks first
+    group: str = ""  # a namespace may ask for bookies of a group; none: such a namespace does not use it
     entry_bytes_max: int = (5 << 20) + (128 << 10)  # the largest message, and what client and broker put in front
     held_bytes_max: int = 32 << 20  # adds that wait for room; from half of it the socket is read slowly, past it BUSY
     reads_max: int = 256  # file reads at a time, each up to `store.read_bytes_max` of memory
@@ -102,6 +104,10 @@ class BookieConfig(msgspec.Struct, frozen=True):
             raise InvalidConfiguration("a ledgers directory has no name")
         if not 0 < self.disk_low_water_share <= self.disk_full_share <= 1:
             raise InvalidConfiguration("disk_low_water_share must not be above disk_full_share, nor that above 1")
+        try:
+            check_bookie_groups((self.group,) if self.group else (), "group")
+        except InvalidRequest as error:
+            raise InvalidConfiguration(error.message, setting="group") from error
         if self.free_bytes_min < -1:
             raise InvalidConfiguration("free_bytes_min is a number of bytes, or -1: not set")
         if not 0 <= self.gc_minor_share <= self.gc_major_share <= 1:
@@ -382,7 +388,7 @@ class Bookie:
         usages = [DiskUsage(*await each.store.room.measure_disk()) for each in self._measurable]
         return records.BookieRecord(
             bookie=self.id, endpoint=str(self.endpoint), read_only=self._is_read_only,
-            rack=self._config.rack, total_bytes=sum(each.total for each in usages),
+            rack=self._config.rack, group=self._config.group, total_bytes=sum(each.total for each in usages),
             free_bytes=sum(each.free for each in usages), limbo=self._in_limbo,
             fenced_upto=max(each.store.descriptors.fenced_upto for each in self.directories), process=self._process,
             key=self._serving.key, version=PRODUCT, format=records.CLUSTER_FORMAT,

@@ -68,6 +68,9 @@ LOAD_REPORT_INTERVAL_S = 10.0
 """Seconds between two reports of a broker's load; a report is a write of the metadata, if the load has changed."""
 ORDERS_CHECK_INTERVAL_S = 1.0
 """Seconds between two looks at the orders to drain: a read of the metadata."""
+EVICTION_INTERVAL_S = 2.0
+"""Seconds between two looks for bundles that must leave a broker: a list of brokers, if a namespace of its bundles asks
+for labels."""
 BUSY_SMOOTHING_FACTOR = 0.5 ** (LOAD_REPORT_INTERVAL_S / 30.0)
 """The share of the last report in the next one: what a broker did 30 s ago counts half."""
 SESSION_RETRY_S = 1.0
@@ -153,6 +156,7 @@ class Broker:
         self.background.start_supervised("broker-orphans", self._sweep)
         self.background.start_supervised("broker-load", self._report_load)
         self.background.start_supervised("broker-orders", self._follow_orders)
+        self.background.start_supervised("broker-isolation", self._evict_misplaced_bundles)
         self.background.start_supervised("broker-members", self._read_members)
         self.background.start_supervised("broker-schedules", self.schedules.run)
         self.background.start_supervised("broker-schedules-watch", self.schedules.follow_schedules)
@@ -251,6 +255,16 @@ class Broker:
             except MagnetarError as error:
                 if throttle.should_log(error):
                     _LOG.warning("whether this broker is to drain is not known: %s", error)
+
+    async def _evict_misplaced_bundles(self) -> None:
+        throttle = LogThrottle(self._world.clock)
+        while True:
+            await asyncio.sleep(EVICTION_INTERVAL_S)
+            try:
+                await self.topic_manager.evict_misplaced_bundles()
+            except MagnetarError as error:
+                if throttle.should_log(error):
+                    _LOG.warning("whether bundles must leave this broker is not known: %s", error)
 
     async def _read_members(self) -> None:
         while True:

@@ -56,14 +56,16 @@ from ..runtime.network import AnswerListener, Endpoint, Peer, PeerClientKeys, Pe
 from ..runtime.tasks import SupervisedTask, Supervisor, Tasks
 from .peer_format import BookieAnswerHead, Status, decode_answer, encode_ping_request
 from .placement_core import (
+    ANY_GROUP,
     UNKNOWN_RACK,
     BookieCandidate,
     BookieFaultKind,
+    BookieGroups,
     BookieHealth,
     BookieQuarantine,
     PlacementFailure,
     RackRule,
-    choose_bookies,
+    choose_bookies_of_groups,
 )
 from .writer_core import AppendMemoryBudget, Striping
 
@@ -315,29 +317,32 @@ class Bookies:
         return frozenset(self._quarantine.quarantined_bookies(self._world.clock.monotonic()))
 
     # ------------------------------------------------------------------------------ choosing
-    async def count_healthy_bookies(self, wanted: int) -> int:
-        """Returns the number of writable bookies that have not failed within the last `quarantine_s` seconds. If there
-        are fewer than `wanted`, first lists the bookies again. Raises the metadata's errors."""
-        if self._well() < wanted:
+    async def count_healthy_bookies(self, wanted: int, groups: BookieGroups = ANY_GROUP) -> int:
+        """Returns the number of writable bookies of these groups that have not failed within the last `quarantine_s`
+        seconds. If there are fewer than `wanted`, first lists the bookies again. Raises the metadata's errors."""
+        if self._well(groups) < wanted:
             await self.refresh_bookie_list()
-        return self._well()
+        return self._well(groups)
 
-    def _well(self) -> int:
-        return sum(not each.read_only and not self._failed_lately(name) for name, each in self._available.items())
+    def _well(self, groups: BookieGroups) -> int:
+        return sum(
+            not each.read_only and not self._failed_lately(name) and groups.contains(each.group)
+            for name, each in self._available.items()
+        )
 
     def _failed_lately(self, bookie: str) -> bool:
         return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_bookies_after_listing(
-        self, count: int, *, write_quorum: int | None = None, ledger: int = -1
+        self, count: int, *, write_quorum: int | None = None, ledger: int = -1, groups: BookieGroups = ANY_GROUP
     ) -> list[str]:
         """Chooses bookies like `choose_bookies`. If there are too few, lists the bookies again and chooses once more,
         because the watch may lag. Raises the errors of `choose_bookies`, and the metadata's errors."""
         try:
-            return self.choose_bookies(count, write_quorum=write_quorum, ledger=ledger)
+            return self.choose_bookies(count, write_quorum=write_quorum, ledger=ledger, groups=groups)
         except NotEnoughBookies:
             await self.refresh_bookie_list()
-            return self.choose_bookies(count, write_quorum=write_quorum, ledger=ledger)
+            return self.choose_bookies(count, write_quorum=write_quorum, ledger=ledger, groups=groups)
 
     @property
     def has_unwritable_directories(self) -> bool:
@@ -346,10 +351,12 @@ class Bookies:
         return any(each.unwritable and not each.read_only for each in self._available.values())
 
     def choose_bookies(
-        self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None, ledger: int = -1
-    ) -> list[str]:
-        """Chooses `count` distinct writable bookies for copies and returns them. Raises NotEnoughBookies, with the
-        fields `wanted` and `available`; InvalidConfiguration if `write_quorum` is larger than `count`.
+        self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None, ledger: int = -1,
+        groups: BookieGroups = ANY_GROUP,
+    ) -> list[str]:  # fmt: skip
+        """Chooses `count` distinct writable bookies of these groups for copies and returns them. Raises
+        NotEnoughBookies, with the fields `wanted` and `available`; InvalidConfiguration if `write_quorum` is larger
+        than `count`.
 
         With `write_quorum`, for a new ledger, every write set must cover the smallest number of racks. Without
         `write_quorum`, the bookies in `exclude` have copies already; they are not chosen, and other racks than theirs
@@ -357,56 +364,83 @@ class Bookies:
         failed is not chosen. -1: not known yet."""
         there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
         beside = {count + slot: self.find_rack(bookie) for slot, bookie in enumerate(there)}
-        return self._placed(count, exclude, beside, write_quorum, ledger)
+        return self._placed(count, exclude, beside, write_quorum, ledger, groups)
+
+    def choose_recovery_bookie(self, exclude: Collection[str], ledger: int, groups: BookieGroups) -> str:
+        """Chooses a bookie for entries of the ledger that a recovery writes back: one of these groups, or, if none is
+        left, any other one, with a warning: what is confirmed must have its copies. Raises NotEnoughBookies."""
+        try:
+            return self.choose_bookies(1, exclude, ledger=ledger, groups=groups)[0]
+        except NotEnoughBookies:
+            found = self.choose_bookies(1, exclude, ledger=ledger)[0]
+            _warn_of_other_group("a recovery writes", found, groups)
+            return found
 
     def choose_replacements(
-        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, ledger: int = -1
-    ) -> dict[int, str]:
-        """Chooses a replacement for the bookie in each of `slots` of the ensemble, so that the write sets of
-        `write_quorum` slots cover enough racks. Returns slot → bookie; only for the first slots, or for none, if there
-        are too few bookies.
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, ledger: int = -1,
+        groups: BookieGroups = ANY_GROUP,
+    ) -> dict[int, str]:  # fmt: skip
+        """Chooses a replacement of these groups for the bookie in each of `slots` of the ensemble, so that the write
+        sets of `write_quorum` slots cover enough racks. Returns slot → bookie; only for the first slots, or for none,
+        if there are too few bookies.
 
         Never chooses a bookie that failed lately. Prefers racks that the other slots do not have."""
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
-        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed], ledger)
+        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed], ledger, groups)
 
     def choose_repair_targets(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str],
-        ledger: int = -1,
+        ledger: int = -1, groups: BookieGroups = ANY_GROUP,
     ) -> dict[int, str]:  # fmt: skip
         """Chooses replacements like `choose_replacements`, for copies of entries that are final, because the bookies in
         `slots` are lost or leaving. Returns slot → bookie.
 
-        Prefers bookies that have not failed lately. Never chooses a bookie of `gone` or of `limbo_bookies`."""
-        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.limbo_bookies], ledger)
+        Prefers bookies that have not failed lately. Never chooses a bookie of `gone` or of `limbo_bookies`. Chooses a
+        bookie of another group, with a warning, only if none of these groups can take the copy: an entry with too few
+        copies is worse than a copy in the wrong place."""
+        exclude = [*ensemble, *gone, *self.limbo_bookies]
+        found = self._replaced(ensemble, slots, write_quorum, exclude, ledger, groups)
+        if not found and groups != ANY_GROUP:
+            found = self._replaced(ensemble, slots, write_quorum, exclude, ledger, ANY_GROUP)
+            for bookie in found.values():
+                _warn_of_other_group("a lost copy is made", bookie, groups)
+        return found
 
     def _replaced(
-        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, exclude: Collection[str], ledger: int
-    ) -> dict[int, str]:
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, exclude: Collection[str],
+        ledger: int, groups: BookieGroups,
+    ) -> dict[int, str]:  # fmt: skip
         for count in range(len(slots), 0, -1):
             places = sorted(slots[:count])
             rest = {slot: self.find_rack(bookie) for slot, bookie in enumerate(ensemble) if slot not in places}
             try:
-                return dict(zip(places, self._placed(count, exclude, rest, write_quorum, ledger), strict=True))
+                chosen = self._placed(count, exclude, rest, write_quorum, ledger, groups)
+                return dict(zip(places, chosen, strict=True))
             except NotEnoughBookies as error:
                 _LOG.debug("%d of %d bookies cannot be replaced: %s", count, len(ensemble), error)
         return {}
 
     def _placed(
-        self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None, ledger: int
-    ) -> list[str]:
+        self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None,
+        ledger: int, groups: BookieGroups,
+    ) -> list[str]:  # fmt: skip
         candidates = [
-            BookieCandidate(bookie, self.find_rack(bookie), record.free_bytes, self.is_quarantined(bookie))
+            BookieCandidate(
+                bookie, self.find_rack(bookie), record.free_bytes, self.is_quarantined(bookie), record.group
+            )
             for bookie, record in sorted(self._available.items())
-            if (record.takes_adds_of(ledger) if ledger >= 0 else not record.read_only) and bookie not in exclude
+            if (record.takes_adds_of(ledger) if ledger >= 0 else not record.read_only)
+            and bookie not in exclude
+            and groups.contains(record.group)
         ]
         rule = RackRule() if write_quorum is None else self._rule
-        found = choose_bookies(
-            candidates, count, rng=self._world.rng, existing=existing, write_quorum=write_quorum, rule=rule
+        found = choose_bookies_of_groups(
+            candidates, groups, count, rng=self._world.rng, existing=existing, write_quorum=write_quorum, rule=rule
         )  # fmt: skip
+        of_groups = f" of the groups {groups}" if groups.primary else ""
         if found is PlacementFailure.BOOKIES:
             raise NotEnoughBookies(
-                f"{count} writable bookies are needed, {len(candidates)} are registered",
+                f"{count} writable bookies{of_groups} are needed, {len(candidates)} are registered",
                 wanted=count, available=len(candidates),
             )  # fmt: skip
         if found is PlacementFailure.RACKS:
@@ -569,6 +603,12 @@ class _Peers(dict[str, Peer]):
 
     def __missing__(self, bookie: str) -> _Unregistered:
         return _Unregistered(bookie)
+
+
+def _warn_of_other_group(what: str, bookie: str, groups: BookieGroups) -> None:
+    if groups.primary:
+        text = "%s to bookie %s, which is of no group of its ledger (%s): none of those can"
+        _LOG.warning(text, what, bookie, groups)
 
 
 def _ends_the_session(error: Exception) -> bool:

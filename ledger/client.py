@@ -52,7 +52,7 @@ from .bookies import Bookies, LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
 from .metadata_core import RecordToStore, decide_ledger_creation, make_ledger_record, make_striping
 from .peer_format import LEDGER_KEY_BYTES
-from .placement_core import StripingReduction, reduce_striping
+from .placement_core import ANY_GROUP, BookieGroups, StripingReduction, reduce_striping
 from .reader import LedgerReader
 from .recovery import LostEntriesSearch
 from .writer_core import Striping
@@ -222,21 +222,22 @@ class LedgerClient:
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
         properties: Mapping[str, str] | None = None, shrink: StripingReduction = StripingReduction.NOTHING,
-        above: int = -1,
+        above: int = -1, groups: BookieGroups = ANY_GROUP,
     ) -> LedgerWriter:  # fmt: skip
         """Creates a ledger on writable bookies and returns its writer. The ledger's id is larger than `above`. Sizes
         and quorums that are None are those of the configuration.
 
         `shrink`: what to reduce if fewer bookies are healthy than the ensemble needs (`reduce_striping`). The ack
         quorum is never reduced, so a confirmed entry always has as many synced copies. `properties`: texts that are
-        stored in the ledger's record, such as the name of its topic.
+        stored in the ledger's record, such as the name of its topic. `groups`: of the bookies that may hold it; they
+        are stored there, too.
 
         Raises InvalidConfiguration if the sizes contradict each other, NotEnoughBookies if too few bookies are
         writable, Unavailable after `close`, or the errors of the metadata."""
         while True:
             record = await self.draft_record(
                 ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,
-                shrink=shrink, above=above,
+                shrink=shrink, above=above, groups=groups,
             )  # fmt: skip
             try:
                 await update_nodes(self._metadata, (self.make_creation_update(record),))
@@ -248,7 +249,7 @@ class LedgerClient:
     async def draft_record(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
         properties: Mapping[str, str] | None = None, shrink: StripingReduction = StripingReduction.NOTHING,
-        above: int = -1,
+        above: int = -1, groups: BookieGroups = ANY_GROUP,
     ) -> LedgerRecord:  # fmt: skip
         """Chooses an id and bookies for a new ledger, as `create` does, and returns the ledger's record. Stores
         nothing. Parameters and errors are those of `create`."""
@@ -260,22 +261,22 @@ class LedgerClient:
         )
         await self._bookies.wait_bookies_listed()
         if shrink is not StripingReduction.NOTHING:
-            shape = await self._fit(shape, shrink)
+            shape = await self._fit(shape, shrink, groups)
         rng = self._world.rng
-        ledger, bookies = await self._place(above, shape)
+        ledger, bookies = await self._place(above, shape, groups)
         return make_ledger_record(
             ledger, shape, bookies, key=rng.randbytes(LEDGER_KEY_BYTES), token=rng.randbytes(16).hex(),
-            created_ms=self._world.clock.wall_ms(), properties=properties or {},
+            created_ms=self._world.clock.wall_ms(), properties={**(properties or {}), **groups.encode()},
         )  # fmt: skip
 
-    async def _place(self, above: int, shape: Striping) -> tuple[int, list[str]]:
+    async def _place(self, above: int, shape: Striping, groups: BookieGroups) -> tuple[int, list[str]]:
         """Returns (id of a new ledger, its bookies). A bookie whose disk for this id is full or has failed does not
         take it, and the disk of the next id may be another one: so up to PLACED_IDS_MAX ids are tried."""
         for tried in range(1, PLACED_IDS_MAX + 1):
             ledger = await self._next_id(above)
             try:
                 return ledger, await self._bookies.choose_bookies_after_listing(
-                    shape.ensemble_size, write_quorum=shape.write_quorum, ledger=ledger
+                    shape.ensemble_size, write_quorum=shape.write_quorum, ledger=ledger, groups=groups
                 )
             except NotEnoughBookies:
                 if tried == PLACED_IDS_MAX or not self._bookies.has_unwritable_directories:
@@ -321,8 +322,8 @@ class LedgerClient:
             self._looked_at = len(self._writers)
         self._writers[writer.ledger_id] = writer
 
-    async def _fit(self, wanted: Striping, shrink: StripingReduction) -> Striping:
-        well = await self._bookies.count_healthy_bookies(wanted.ensemble_size)
+    async def _fit(self, wanted: Striping, shrink: StripingReduction, groups: BookieGroups) -> Striping:
+        well = await self._bookies.count_healthy_bookies(wanted.ensemble_size, groups)
         fitting = reduce_striping(wanted, well, shrink)
         if fitting is not wanted:
             _LOG.warning(

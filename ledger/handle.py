@@ -57,6 +57,7 @@ from .metadata_core import (
     get_striping_of_record,
 )
 from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead
+from .placement_core import decode_bookie_groups
 from .reader_core import PayloadTailChecksum, PendingAppend
 from .recovery import store_record_transition
 from .sender import AddSender, LateBookieAnswer, PendingAppendWithFuture
@@ -445,8 +446,9 @@ class LedgerWriter:
     def _choose(self, change: ChangeEnsemble) -> dict[int, str]:
         ensemble = self._record.fragments[-1].bookies
         return self._bookies.choose_replacements(
-            ensemble, [slot for slot, _ in change.failed], self._record.write_quorum, self.ledger_id
-        )
+            ensemble, [slot for slot, _ in change.failed], self._record.write_quorum,
+            self.ledger_id, decode_bookie_groups(self._record.properties),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------ the end
     async def _store_end(self, close: CloseLedger) -> None:

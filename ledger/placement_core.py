@@ -9,6 +9,10 @@ others as `existing`. In this order (BookKeeper: RackawareEnsemblePlacementPolic
     4. a rack that the write sets of the slot do not have yet, then the one that the ensemble has least
     5. at random, weighted by free disk
 
+The ledger of a namespace with groups of bookies (`BookieGroups`, Pulsar: bookie affinity groups) has bookies of these
+groups alone (`choose_bookies_of_groups`): primary ones, and secondary ones only for the slots that primary ones cannot
+fill. The groups are in the ledger's record, so that its next ensembles, its recovery and its repair keep to them.
+
 When rule 3 cannot be kept: with `enforce` no bookie is chosen (`PlacementFailure.RACKS`); else rule 4 alone decides and
 the result says so (`racks_short`). The search for rule 3 takes at most `SEARCH_STEPS_MAX` steps. It is exact for every
 ensemble of up to six; with more slots it may miss an arrangement where racks are nearly too few, and then rule 3 counts
@@ -64,12 +68,43 @@ class RandomSource(Protocol):
 
 class BookieCandidate(msgspec.Struct, frozen=True):
     """A writable bookie that is not in the ensemble and may be chosen for it. `bookie`: its uuid; `rack`: UNKNOWN_RACK
-    if it is not known; `quarantined`: it failed lately."""
+    if it is not known; `quarantined`: it failed lately; `group`: "" for none."""
 
     bookie: str
     rack: str
     free_bytes: int = 0  # 0: not reported
     quarantined: bool = False
+    group: str = ""
+
+
+class BookieGroups(msgspec.Struct, frozen=True):
+    """The groups of bookies that hold a ledger: those of `primary`; those of `secondary` only where the primary ones
+    are too few. No primary group: any bookie. The ledger's record has them in its properties."""
+
+    primary: tuple[str, ...] = ()
+    secondary: tuple[str, ...] = ()
+
+    def contains(self, group: str) -> bool:
+        """Returns True if a bookie of this group may hold the ledger."""
+        return not self.primary or group in self.primary or group in self.secondary
+
+    def encode(self) -> dict[str, str]:
+        """Returns the properties of a ledger with these groups; {} if any bookie may hold it."""
+        return {GROUPS_PROPERTY: f"{','.join(self.primary)};{','.join(self.secondary)}"} if self.primary else {}
+
+    def __str__(self) -> str:
+        return ", ".join((*self.primary, *self.secondary))
+
+
+GROUPS_PROPERTY = "bookie_groups"
+"""The property of a ledger that has its groups: PRIMARY,…;SECONDARY,…"""
+ANY_GROUP = BookieGroups()
+
+
+def decode_bookie_groups(properties: Mapping[str, str]) -> BookieGroups:
+    """Returns the groups of a ledger with these properties."""
+    primary, _, secondary = properties.get(GROUPS_PROPERTY, "").partition(";")
+    return BookieGroups(*(tuple(each for each in text.split(",") if each) for text in (primary, secondary)))
 
 
 class RackRule(msgspec.Struct, frozen=True):
@@ -125,6 +160,31 @@ def choose_bookies(
     if found is not None:
         return ChosenBookies(found)
     return PlacementFailure.RACKS if rule.enforce else ChosenBookies(puzzle.spread(pool), racks_short=True)
+
+
+def choose_bookies_of_groups(
+    candidates: Sequence[BookieCandidate], groups: BookieGroups, count: int, *, rng: RandomSource,
+    existing: Mapping[int, str] | None = None, write_quorum: int | None = None, rule: RackRule | None = None,
+) -> ChosenBookies | PlacementFailure:  # fmt: skip
+    """Chooses bookies like `choose_bookies`, of these groups alone. If fewer than `count` primary bookies are well,
+    chooses as many secondary ones as are missing. Where that leaves too few bookies, or with an enforced rule too few
+    racks, chooses among all bookies of both groups."""
+    primary = [each for each in candidates if not groups.primary or each.group in groups.primary]
+    others = [each for each in candidates if each not in primary and each.group in groups.secondary]
+    well = [each for each in primary if not each.quarantined]
+    pools = [primary]
+    if len(well) < count and others:
+        drawn = shuffle_by_weight([each for each in others if not each.quarantined], rng)
+        pools = [[*well, *drawn[: count - len(well)]]]
+    if others:
+        pools.append([*primary, *others])
+    for pool in pools:
+        found = choose_bookies(
+            pool, count, rng=rng, existing=existing, write_quorum=write_quorum, rule=rule
+        )  # fmt: skip
+        if isinstance(found, ChosenBookies):
+            break
+    return found
 
 
 def shuffle_by_weight(candidates: Sequence[BookieCandidate], rng: RandomSource) -> list[BookieCandidate]:

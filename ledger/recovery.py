@@ -47,6 +47,7 @@ from .peer_format import (
     decode_stored_runs,
     encode_add_request,
 )
+from .placement_core import decode_bookie_groups
 from .reader_core import StoredCopy, encode_header, verify_entry
 from .recovery_core import (
     CloseRecoveredLedger,
@@ -141,7 +142,8 @@ class _Attempt:
 
     def _choose(self, exclude: Sequence[str]) -> str | None:
         try:
-            return self._bookies.choose_bookies(1, exclude, ledger=self._record.ledger_id)[0]
+            groups = decode_bookie_groups(self._record.properties)
+            return self._bookies.choose_recovery_bookie(exclude, self._record.ledger_id, groups)
         except NotEnoughBookies:
             return None
 

@@ -49,6 +49,7 @@ class Feature(enum.Enum):
     COMMIT_NOTES = (2, "the note of a commit in a cursor, which an older broker does not open")
     STARTED_BROKERS = (2, "StartedBrokerRecord, which an older broker of that name does not delete when it closes")
     BALANCER = (2, "BalancerRecord: moves need brokers that take assigned bundles")
+    ISOLATION = (2, "policies of isolation, which an older broker does not obey and an older process drops")
 
 
 class _Written:
@@ -258,6 +259,7 @@ class BookieRecord(MetadataRecord, frozen=True, kw_only=True):
     endpoint: str  # host:port of its peer service
     read_only: bool = False
     rack: str = "/default"
+    group: str = ""  # by which namespaces choose bookies (ledger/placement_core.py); "": of none
     total_bytes: int = 0
     free_bytes: int = 0
     limbo: bool = False  # it lost data and answers "unknown" for entries it lacks; new ledgers may use it
@@ -298,6 +300,7 @@ class BrokerRecord(MetadataRecord, frozen=True, kw_only=True):
     pulsar: dict[str, tuple[str, ...]] = {}  # name of a listener ("": the default) → URLs of Pulsar's protocol
     http: str = ""  # http:// or https:// URL of its REST interface; empty: it serves none
     group: str = ""  # those of one group share what any of them is asked for; empty: it takes that itself
+    labels: tuple[str, ...] = ()  # NAME=VALUE, sorted: which namespaces it may serve (broker/cluster/isolation_core.py)
     draining: bool = False  # it gets no bundles, and gives away what it owns
     busy_percent: int = 0  # of one core, by its process, as it reported last
     bundles: int = 0  # that it owned then, coordinators of transactions too

@@ -15,6 +15,8 @@ Guards: tests/proto/test_policies.py; tests/broker/test_new_policy.py makes a ne
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 import msgspec
@@ -247,6 +249,19 @@ POLICIES: tuple[PolicyDefinition, ...] = (
         Field("schema_auto_update", "on/off", (), "A producer's new schema is registered."),
     ), "Whether producers register schemas.", "--disable",
        rest=PolicyRestNames("isAllowAutoUpdateSchema", "", "is_allow_auto_update_schema")),
+    PolicyDefinition("broker-isolation", (
+        Field("primary_broker_labels", "names", ("-p", "--primary"), "Labels of its brokers: tier=gold,zone=a."),
+        Field("fallback_broker_labels", "names", ("-f", "--fallback"), "Labels of others, while those are too few; *."),
+        Field("primary_brokers_min", "limit", ("-m", "--min-primaries"), "Primary brokers that are enough: 1, 2."),
+    ), "Which brokers serve a namespace, by their labels.", "-p tier=gold -f tier=silver -m 2",
+       note="; bundles at other brokers move within minutes", levels=(NAMESPACE_LEVEL,),
+       rest=PolicyRestNames("brokerIsolation", "", "")),
+    PolicyDefinition("bookie-affinity-group", (
+        Field("primary_bookie_groups", "names", ("-pg", "--primary-group"), "Groups of its bookies: fast,big."),
+        Field("secondary_bookie_groups", "names", ("-sg", "--secondary-group"), "Others, where those are too few."),
+    ), "Which bookies hold a namespace's ledgers, by their groups.", "-pg fast -sg big",
+       note="; it holds from each topic's next ledger on", levels=(NAMESPACE_LEVEL,),
+       rest=PolicyRestNames("persistence/bookieAffinity", "", "")),
     PolicyDefinition("key-index", (
         Field("key_index", KEY_INDEXES, ("-i", "--index"), "Of what each sealed ledger has an index."),
     ), "What 'topics find' finds without reading everything.", "-i keys+properties",
@@ -265,6 +280,10 @@ LEVELS_BY_POLICY: dict[str, tuple[str, ...]] = {field.name: row.levels for row i
 PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
 """The largest number of properties of a namespace or a topic, and the largest size of all their names and values
 together, in bytes."""
+BROKER_ISOLATION_FIELDS = ("primary_broker_labels", "fallback_broker_labels", "primary_brokers_min")
+BOOKIE_AFFINITY_FIELDS = ("primary_bookie_groups", "secondary_bookie_groups")
+ISOLATION_FIELDS = BROKER_ISOLATION_FIELDS + BOOKIE_AFFINITY_FIELDS
+"""The fields that say which brokers serve a namespace, and which bookies hold its ledgers."""
 BACKLOG_QUOTA_FIELDS = ("backlog_quota_bytes", "backlog_quota_s")
 RETENTION_FIELD_PAIRS = (("retention_minutes", "retention_mib"), ("unsubscribed_minutes", "unsubscribed_mib"))
 """The pairs of fields, a time and a size, that must be set together."""
@@ -348,6 +367,67 @@ def check_properties(properties: dict[str, str]) -> dict[str, str]:
     return properties
 
 
+ANY_BROKER = "*"
+"""In place of fallback labels: each broker."""
+LABELS_MAX = 16
+"""The largest number of labels of a broker, and of those that a policy asks for."""
+_GROUP = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_LABEL = re.compile(r"[A-Za-z0-9._/-]{1,64}=[A-Za-z0-9._/-]{1,64}")
+
+
+def parse_labels(text: str) -> tuple[str, ...]:
+    """Returns the labels in a text such as "tier=gold,zone=a", sorted. They are not checked."""
+    return tuple(sorted(label for each in text.split(",") if (label := each.strip())))
+
+
+def check_labels(labels: Sequence[str], setting: str) -> None:
+    """Raises InvalidRequest unless each label is NAME=VALUE, each name is there once, and they are at most LABELS_MAX.
+    `setting`: what has the labels, for the error."""
+    for each in labels:
+        if not _LABEL.fullmatch(each):
+            raise InvalidRequest(
+                f"a label is NAME=VALUE, of letters, digits and . _ / -, at most 64 each, not {each[:200]!r}",
+                setting=setting,
+            )
+    names = {each.partition("=")[0] for each in labels}
+    if len(names) < len(labels) or len(labels) > LABELS_MAX:
+        raise InvalidRequest(f"{setting} has each name once, and at most {LABELS_MAX} labels", setting=setting)
+
+
+def check_bookie_groups(groups: Sequence[str], setting: str) -> None:
+    """Raises InvalidRequest unless each group has a name of letters, digits and . _ -, no group is there twice, and
+    they are at most LABELS_MAX. `setting`: what has the groups, for the error."""
+    for each in groups:
+        if not _GROUP.fullmatch(each):
+            raise InvalidRequest(
+                f"a group of bookies is a name of letters, digits and . _ -, at most 64, not {each[:200]!r}",
+                setting=setting,
+            )
+    if len(set(groups)) < len(groups) or len(groups) > LABELS_MAX:
+        raise InvalidRequest(f"each group is named once, and at most {LABELS_MAX} are", setting=setting)
+
+
+def _check_isolation(policies: Policies) -> None:
+    primary, fallback = policies.primary_broker_labels or (), policies.fallback_broker_labels or ()
+    check_labels(primary, "primary_broker_labels")
+    if fallback != (ANY_BROKER,):
+        check_labels(fallback, "fallback_broker_labels")
+    if fallback and not primary:
+        raise InvalidRequest(
+            "fallback_broker_labels needs primary_broker_labels: without them any broker serves the namespace",
+            setting="fallback_broker_labels",
+        )
+    groups, others = policies.primary_bookie_groups or (), policies.secondary_bookie_groups or ()
+    check_bookie_groups((*groups, *others), "primary_bookie_groups")
+    if others and not groups:
+        raise InvalidRequest(
+            "secondary_bookie_groups needs primary_bookie_groups: without them any bookie holds the ledgers",
+            setting="secondary_bookie_groups",
+        )
+    if policies.primary_brokers_min == 0:
+        raise InvalidRequest("primary_brokers_min is 1 or more", setting="primary_brokers_min")
+
+
 def check_policies(policies: Policies) -> Policies:
     """Returns the policies unchanged. Raises InvalidRequest if a field has an invalid value, or if fields contradict
     each other."""
@@ -376,6 +456,7 @@ def check_policies(policies: Policies) -> Policies:
         raise InvalidRequest(
             f"a back-off ladder has at most {BACKOFF_STEPS_MAX} steps of 0 s or more each, not {ladder}"
         )
+    _check_isolation(policies)
     if policies.subscribe_rate_period_s == 0:
         raise InvalidRequest("subscribe_rate_period_s is 1 or more", setting="subscribe_rate_period_s")
     if policies.max_message_bytes == 0:

@@ -62,4 +62,9 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     schema_compatibility: Compatibility | None = None
     schema_auto_update: bool | None = None
     schema_validation_enforced: bool | None = None
+    primary_broker_labels: tuple[str, ...] | None = None
+    fallback_broker_labels: tuple[str, ...] | None = None
+    primary_brokers_min: int | None = None
+    primary_bookie_groups: tuple[str, ...] | None = None
+    secondary_bookie_groups: tuple[str, ...] | None = None
     key_index: KeyIndexPolicy | None = None

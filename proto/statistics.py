@@ -170,10 +170,11 @@ class MeasuredBundle(Value, frozen=True):
     topics: int  # that are loaded
     sessions: int  # producers and consumers
     owned_s: float  # seconds since the broker took it
+    misplaced: bool = False  # its namespace does not let this broker own it
 
 
 class MeasuredLoad(Value, frozen=True):
-    """The load of the broker that is asked. `bundles`: the heaviest ones."""
+    """The load of the broker that is asked. `bundles`: the misplaced ones, then the heaviest ones."""
 
     score: float  # 100 is all that the broker can do
     load: float  # of all its bundles
@@ -658,6 +659,7 @@ class BrokerInfo(Value, frozen=True):
     topics: int | None = None
     bundles: int | None = None
     draining: bool = False  # it gets no bundles, and gives away what it owns
+    labels: tuple[str, ...] = ()  # NAME=VALUE: by these namespaces choose their brokers
 
 
 class TopicRow(Value, frozen=True):
@@ -906,6 +908,7 @@ class BookieInfo(Value, frozen=True):
     rack: str
     free_bytes: int
     total_bytes: int
+    group: str = ""  # by this namespaces choose their bookies
 
 
 class OrphanLedger(Value, frozen=True):

@@ -1916,18 +1916,20 @@ class BalanceBrokersReply(_message.Message):
     def __init__(self, moves: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ..., brokers: _Optional[_Iterable[_Union[BrokerLoadRow, _Mapping]]] = ...) -> None: ...
 
 class MeasuredBundleRow(_message.Message):
-    __slots__ = ("path", "load", "topics", "sessions", "owned_s")
+    __slots__ = ("path", "load", "topics", "sessions", "owned_s", "misplaced")
     PATH_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     OWNED_S_FIELD_NUMBER: _ClassVar[int]
+    MISPLACED_FIELD_NUMBER: _ClassVar[int]
     path: str
     load: float
     topics: int
     sessions: int
     owned_s: float
-    def __init__(self, path: _Optional[str] = ..., load: _Optional[float] = ..., topics: _Optional[int] = ..., sessions: _Optional[int] = ..., owned_s: _Optional[float] = ...) -> None: ...
+    misplaced: bool
+    def __init__(self, path: _Optional[str] = ..., load: _Optional[float] = ..., topics: _Optional[int] = ..., sessions: _Optional[int] = ..., owned_s: _Optional[float] = ..., misplaced: bool = ...) -> None: ...
 
 class MeasureLoadReply(_message.Message):
     __slots__ = ("score", "load", "window_s", "bundles")
@@ -3016,18 +3018,20 @@ class CompactionStatusReply(_message.Message):
     def __init__(self, state: _Optional[str] = ..., step: _Optional[str] = ..., error: _Optional[str] = ..., looked_at: _Optional[int] = ..., to_look_at: _Optional[int] = ..., rounds: _Optional[int] = ..., ledger_id: _Optional[int] = ..., horizon: _Optional[_Union[Position, _Mapping]] = ..., messages: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., end_index: _Optional[int] = ..., compacted_ms: _Optional[int] = ..., due_bytes: _Optional[int] = ...) -> None: ...
 
 class BrokerStatus(_message.Message):
-    __slots__ = ("name", "endpoint", "topics", "bundles", "draining")
+    __slots__ = ("name", "endpoint", "topics", "bundles", "draining", "labels")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     topics: int
     bundles: int
     draining: bool
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., topics: _Optional[int] = ..., bundles: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., topics: _Optional[int] = ..., bundles: _Optional[int] = ..., draining: bool = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BrokersReply(_message.Message):
     __slots__ = ("brokers",)
@@ -3036,20 +3040,22 @@ class BrokersReply(_message.Message):
     def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerStatus, _Mapping]]] = ...) -> None: ...
 
 class BookieStatus(_message.Message):
-    __slots__ = ("id", "endpoint", "read_only", "rack", "free_bytes", "total_bytes")
+    __slots__ = ("id", "endpoint", "read_only", "rack", "free_bytes", "total_bytes", "group")
     ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     id: str
     endpoint: str
     read_only: bool
     rack: str
     free_bytes: int
     total_bytes: int
-    def __init__(self, id: _Optional[str] = ..., endpoint: _Optional[str] = ..., read_only: bool = ..., rack: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    group: str
+    def __init__(self, id: _Optional[str] = ..., endpoint: _Optional[str] = ..., read_only: bool = ..., rack: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
 
 class BookiesReply(_message.Message):
     __slots__ = ("bookies",)

@@ -42,6 +42,7 @@ from ...ledger.peer_format import (
     encode_add_many_request,
     encode_adds,
 )
+from ...ledger.placement_core import decode_bookie_groups
 from ...ledger.reader import LedgerReader
 from ...ledger.reader_core import StoredCopy, encode_header
 from ...ledger.recovery_core import RecoveryFailure
@@ -638,7 +639,10 @@ class RepairWorker:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
         slots = [gap.slot, *(slot for slot, each in enumerate(ensemble) if each in gone and slot != gap.slot)]
-        found = self._client.bookies.choose_repair_targets(ensemble, slots, record.write_quorum, gone, record.ledger_id)
+        groups = decode_bookie_groups(record.properties)
+        found = self._client.bookies.choose_repair_targets(
+            ensemble, slots, record.write_quorum, gone, record.ledger_id, groups
+        )
         if not found:
             raise CopyFailed(
                 StuckReason.NO_TARGET,

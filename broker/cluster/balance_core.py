@@ -31,13 +31,18 @@ balancer, and an empty broker must not make the others seem busy. Whatever the r
 bundles of a broker are on their way, a bundle goes to no broker that its namespace does not allow, and a broker that
 carries CARRIED_LOAD_RATIO_MAX times what the others carry gets nothing, so one that never says that it is busy does not
 get everything. Guard: tests/balance/.
+
+Namespaces may ask for brokers (isolation_core.py). A bundle that its owner may not own is *misplaced*: it moves first,
+without averages, costs and rests, to one of the brokers that may get it. Then all brokers of a group are balanced; then
+each set of brokers that some namespace asks for, by the bundles of such namespaces alone: the mean of the whole group
+would leave such a set unequal while all of it is busier than the others.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 BALANCE_CHECK_INTERVAL_S = 10.0
@@ -84,28 +89,28 @@ TRIED_TARGETS_MAX = 8
 
 class MovableBundle(NamedTuple):
     """A bundle as its owner reports it. `load` is in any unit that is the same for all brokers; `owned_s`: seconds
-    since its owner took it; `needs`: what the labels of its broker must have, "" for none. `topics`: its loaded topics;
-    `sessions`: their producers and consumers."""
+    since its owner took it; `allowed`: the names of the brokers that may get it, None for any; `misplaced`: its owner
+    may not own it. `topics`: its loaded topics; `sessions`: their producers and consumers."""
 
     path: str  # of the owner record
     load: float
     topics: int = 1
     sessions: int = 0
     owned_s: float = math.inf
-    needs: str = ""
+    allowed: frozenset[str] | None = None
+    misplaced: bool = False
 
 
 class BrokerLoad(NamedTuple):
     """A broker's report. `window_s`: the seconds over which it was measured; `load`: of all its bundles; `bundles`: the
-    heaviest ones, at least so many that the heaviest MOVES_PER_BROKER_MAX that may move are among them. Only brokers
-    with the same `group` give each other bundles; `labels`: what is compared with `MovableBundle.needs`."""
+    misplaced and the heaviest ones, at least so many that the heaviest MOVES_PER_BROKER_MAX that may move are among
+    them. Only brokers with the same `group` give each other bundles."""
 
     name: str
     score: float  # in points
     load: float
     bundles: Sequence[MovableBundle]
     group: str = ""
-    labels: frozenset[str] = frozenset()
     window_s: float = BALANCE_CHECK_INTERVAL_S
     takes_bundles: bool = True  # False while it drains
 
@@ -222,11 +227,9 @@ class _Rest(NamedTuple):
 
 
 class Balancer:
-    """Plans the moves of bundles between brokers. Only the leader of the brokers has one. `allows`: whether a broker
-    with these labels may own a bundle with these needs."""
+    """Plans the moves of bundles between brokers. Only the leader of the brokers has one."""
 
-    def __init__(self, allows: Callable[[str, frozenset[str]], bool] = lambda needs, labels: True) -> None:
-        self._allows = allows
+    def __init__(self) -> None:
         self._brokers: dict[str, _Averages] = {}
         self._moving: dict[str, _Begun] = {}  # by path
         self._on_its_way: Counter[str] = Counter()  # bundles by broker, as source or target
@@ -279,11 +282,46 @@ class Balancer:
         groups: dict[str, list[_Averages]] = {}
         for each in self._brokers.values():
             silent = now_s - each.heard_s >= SILENT_CHECKS_MAX * BALANCE_CHECK_INTERVAL_S
-            if each.reports >= BELIEVED_REPORTS_MIN and not silent and each.report.takes_bundles:
+            if not silent and each.report.takes_bundles:
                 groups.setdefault(each.report.group, []).append(each)
-        return [move for group in groups.values() for move in self._plan_group(group, now_s)]
+        moves = [move for group in groups.values() for move in self._plan_evictions(group)]
+        for group in groups.values():
+            believed = [each for each in group if each.reports >= BELIEVED_REPORTS_MIN]
+            moves += self._plan_group(believed, now_s, None)
+            for pool in sorted({each.allowed for broker in believed for each in broker.report.bundles
+                                if each.allowed is not None}, key=sorted):  # fmt: skip
+                moves += self._plan_group([each for each in believed if each.report.name in pool], now_s, pool)
+        return moves
 
-    def _plan_group(self, brokers: Sequence[_Averages], now_s: float) -> list[Move]:
+    def _plan_evictions(self, brokers: Sequence[_Averages]) -> list[Move]:
+        """Plans the moves of misplaced bundles, whatever they cost. A broker whose report may be from before the end of
+        a move waits for its next one."""
+        moves = list[Move]()
+        for source in sorted(brokers, key=lambda each: each.report.name):
+            misplaced = [each for each in source.report.bundles if each.misplaced and each.path not in self._moving]
+            for bundle in misplaced if source.heard_s >= source.changed_s else []:
+                targets = [each for each in brokers if each is not source and self._has_turn(each)
+                           and (bundle.allowed is None or each.report.name in bundle.allowed)]  # fmt: skip
+                if targets and self._has_turn(source):
+                    moves.append(self._evict(source, bundle, targets))
+        return moves
+
+    def _has_turn(self, broker: _Averages) -> bool:
+        return self._on_its_way[broker.report.name] < MOVES_PER_BROKER_MAX
+
+    def _evict(self, source: _Averages, bundle: MovableBundle, targets: Sequence[_Averages]) -> Move:
+        """Begins the move of a misplaced bundle to the target with the fewest bundles on their way, then the least
+        busy one: what is light says nothing of how busy a broker gets."""
+        target = min(targets, key=lambda each: (self._on_its_way[each.report.name], each.slow, each.report.name))
+        points, gained = self._points_at(source, bundle.load), self._points_of(source, target, bundle.load)
+        why = f"its namespace does not let {source.report.name} own it"
+        return self._begin(Move(bundle.path, source.report.name, target.report.name, points, why), gained)
+
+    def _plan_group(self, brokers: Sequence[_Averages], now_s: float, pool: frozenset[str] | None) -> list[Move]:
+        """Plans moves between these brokers. `pool`: only bundles move that exactly these brokers may get; None:
+        any."""
+        if not brokers:
+            return []
         order = sorted(brokers, key=lambda each: (each.slow, each.report.name))
         mean = sum(each.slow for each in order) / len(order)
         sources = sorted(order, key=lambda each: (-each.slow, each.report.name))
@@ -298,21 +336,23 @@ class Balancer:
             if source.report.name in given:
                 continue
             for at, target in enumerate(targets[:TRIED_TARGETS_MAX]):
-                if found := self._plan_pair(source, target, mean, now_s):
+                if found := self._plan_pair(source, target, mean, now_s, pool):
                     moves += found
                     given.add(target.report.name)
                     del targets[at]
                     break
         return moves
 
-    def _plan_pair(self, source: _Averages, target: _Averages, mean: float, now_s: float) -> list[Move]:
+    def _plan_pair(
+        self, source: _Averages, target: _Averages, mean: float, now_s: float, pool: frozenset[str] | None
+    ) -> list[Move]:  # fmt: skip
         high, gap = source.slow, source.slow - target.slow
         if source is target or gap < IDLE_POINTS / 2 or high <= mean:
             return []
         turns = MOVES_PER_BROKER_MAX - max(self._on_its_way[each.report.name] for each in (source, target))
         candidates = [
             _Candidate(self._points_at(source, each.load), self._points_of(source, target, each.load), each)
-            for each in source.report.bundles if self._may_move(each, target, now_s)
+            for each in source.report.bundles if pool in (None, each.allowed) and self._may_move(each, target, now_s)
         ]  # fmt: skip
         candidates = [each for each in candidates if not costs_more_than_it_brings(each.bundle, each.points)]
         candidates.sort(key=lambda each: (-each.points, each.bundle.path))
@@ -325,7 +365,8 @@ class Balancer:
         rest = self._rests.get(bundle.path)
         return (
             bundle.path not in self._moving and bundle.load > 0 and bundle.owned_s >= BUNDLE_OWNED_S_MIN
-            and (rest is None or now_s >= rest.until_s) and self._allows(bundle.needs, target.report.labels)
+            and (rest is None or now_s >= rest.until_s)
+            and (bundle.allowed is None or target.report.name in bundle.allowed)
         )  # fmt: skip
 
     @staticmethod

@@ -133,10 +133,15 @@ MOVES_PER_PLAN_MAX = 64
 
 
 class BundleLoad(NamedTuple):
-    """A bundle that a broker owns, and its load in any unit."""
+    """A bundle that a broker owns, its load in any unit, and the names of the brokers that may get it (None: any)."""
 
     path: str  # of the owner record
     load: float
+    allowed: frozenset[str] | None = None
+
+    def may_move_to(self, broker: str) -> bool:
+        """Returns True if the broker may get the bundle."""
+        return self.allowed is None or broker in self.allowed
 
 
 class PlannedMove(NamedTuple):
@@ -153,14 +158,14 @@ def plan_balance(brokers: Sequence[str], bundles: Mapping[str, Sequence[BundleLo
     """Returns the moves after which the loads of the `brokers` are nearly equal, the most useful one first; at most
     MOVES_PER_PLAN_MAX, [] if no move is useful. `bundles`: what each of the brokers owns, by its name."""
     loads = {name: sum(each.load for each in bundles.get(name, ())) for name in brokers}
-    left = {name: sorted(bundles.get(name, ())) for name in brokers}
+    left = {name: sorted(bundles.get(name, ()), key=lambda each: each.path) for name in brokers}
     least = BALANCED_LOAD_SHARE * sum(loads.values()) / max(1, len(loads))
     moves = list[PlannedMove]()
     while len(moves) < MOVES_PER_PLAN_MAX and (move := _find_best_move(loads, left, least)) is not None:
         moves.append(move)
         loads[move.source] -= move.load
         loads[move.target] += move.load
-        left[move.source].remove(BundleLoad(move.path, move.load))  # it is not moved twice
+        left[move.source] = [each for each in left[move.source] if each.path != move.path]  # it is not moved twice
     return moves
 
 
@@ -175,7 +180,10 @@ def _find_best_move(
             apart = loads[source] - loads[target]
             if apart <= least:
                 break
-            worth = [each for each in left[source] if each.load > 0 and apart - abs(apart - 2 * each.load) >= least]
+            worth = [
+                each for each in left[source]
+                if each.load > 0 and apart - abs(apart - 2 * each.load) >= least and each.may_move_to(target)
+            ]  # fmt: skip
             if worth:
                 best = min(worth, key=lambda each: (abs(apart - 2 * each.load), each.path))
                 return PlannedMove(best.path, source, target, best.load)

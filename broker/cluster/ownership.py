@@ -80,6 +80,7 @@ from ...metadata import paths
 from ...metadata.records import (
     BookieRecord,
     BrokerRecord,
+    DamagedRecord,
     DrainRecord,
     Feature,
     NamespaceRecord,
@@ -108,6 +109,7 @@ from ...runtime.clock import Clock
 from ...runtime.tasks import run_to_end
 from ..common.retry import SharedCallsByKey
 from .bundles_core import BrokerLoadReport, BundlePlacement, find_topic_bundle_number, make_bundle_name
+from .isolation_core import BrokerIsolation, IsolationTracker
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -246,6 +248,20 @@ OWNERSHIP_ATTEMPTS_MAX = 10
 """Attempts to read or create an owner record: one fails only if a broker took or released the bundle in between."""
 
 
+FindIsolation = Callable[[NamespaceName], Awaitable[BrokerIsolation | None]]
+"""Returns which brokers may own the bundles of a namespace; None: any broker. Raises the errors of the metadata."""
+
+
+async def _find_no_isolation(_: NamespaceName) -> BrokerIsolation | None:
+    return None
+
+
+def select_available(registered: Sequence[BrokerRecord], group: str) -> list[BrokerRecord]:
+    """Returns the registered brokers of the group that may get bundles, by name."""
+    able = [each for each in registered if each.group == group and not each.draining]
+    return sorted(filter(accepts_assigned_bundles, able), key=lambda each: each.name)
+
+
 LISTED_BROKER_VALID_S = 0.005
 """Seconds, for each broker above BROKERS_LISTED_ANEW_MAX, for which a listing of the brokers decides where bundles
 without an owner are placed: 5 s for a thousand brokers, which would read 200 kB each from the metadata for each bundle.
@@ -263,9 +279,15 @@ class Ownership:
     nothing any more; `leaving`: how many bundles are being given up, while their topics close. A method that reads or
     changes the metadata also raises the errors of the metadata."""
 
-    def __init__(self, store: MetadataStore, me: BrokerRecord, rng: random.Random, clock: Clock) -> None:
-        """Makes an Ownership without bundles. `rng`: for the choice of brokers."""
+    def __init__(
+        self, store: MetadataStore, me: BrokerRecord, rng: random.Random, clock: Clock,
+        find_isolation: FindIsolation = _find_no_isolation,
+    ) -> None:  # fmt: skip
+        """Makes an Ownership without bundles. `rng`: for the choice of brokers; `find_isolation`: asked for the
+        namespace of a bundle, and not for coordinators, which any broker may own."""
         self._store = store
+        self._isolation_of = find_isolation
+        self._isolation = IsolationTracker()
         self.me = me
         self._clock = clock
         self._placement = BundlePlacement(rng)
@@ -436,21 +458,72 @@ class Ownership:
     async def _choose(self, path: str) -> BrokerRecord:
         """Returns the broker that should own the object without an owner at `path`: this one if there is no better."""
         if not self.me.group and not self.me.draining:
-            return self.me
+            isolation = await self._find_isolation(path)
+            if isolation is None or isolation.is_primary(self.me):
+                return self.me
         return await self.choose_next_owner(path) or self.me
+
+    async def _find_isolation(self, path: str) -> BrokerIsolation | None:
+        place = paths.parse_bundle_owner(path)
+        return None if place is None else await self._isolation_of(NamespaceName.parse(place[0]))
 
     async def choose_next_owner(self, path: str, *, others: bool = False) -> BrokerRecord | None:
         """Returns the broker of the group that should own the object whose owner record is at `path`; None if no broker
-        may own it. `others` True: this broker is not chosen. Raises the errors of the metadata."""
+        takes it, and this one may keep it. `others` True: this broker is not chosen. Raises Unavailable if the
+        namespace's policy of isolation allows none of the brokers, and the errors of the metadata."""
         registered = await (list_brokers(self._store) if others else self._list_recent_brokers())
         group = {each.name: each for each in registered if each.group == self.me.group}
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
             del group[self.me.name]
-        able = [group[name] for name in sorted(group) if accepts_assigned_bundles(group[name])]
-        chosen = self._placement.choose_broker(path, able, self._clock.monotonic())
+        available = select_available(list(group.values()), self.me.group)
+        isolation = await self._find_isolation(path)
+        if isolation is not None:
+            allowed = isolation.select_allowed(available)
+            may_stay = isolation.is_primary(self.me) or isolation.is_fallback(self.me)
+            if not allowed and (others or not may_stay):
+                raise _say_none_allowed(path, isolation, available)
+            available = allowed
+        chosen = self._placement.choose_broker(path, available, self._clock.monotonic())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
+    async def check_may_own(self, name: NamespaceName, broker: BrokerRecord) -> None:
+        """Raises NotAllowed if the policy of isolation of the namespace does not let the broker get a bundle now, and
+        the errors of the metadata."""
+        isolation = await self._isolation_of(name)
+        if isolation is None or isolation.is_primary(broker):
+            return
+        allowed = await self.find_allowed_brokers(name, await list_brokers(self._store), broker.group)
+        if allowed is not None and broker.name not in allowed:
+            has = ",".join(broker.labels) or "no labels"
+            raise NotAllowed(f"broker {broker.name!r} has {has}; namespace {name} asks for brokers with {isolation}")
+
+    async def find_allowed_brokers(
+        self, name: NamespaceName, registered: Sequence[BrokerRecord], group: str
+    ) -> frozenset[str] | None:
+        """Returns the names of those registered brokers of the group that may get a bundle of the namespace now; None
+        if its policies ask for no labels. Raises the errors of the metadata."""
+        isolation = await self._isolation_of(name)
+        if isolation is None:
+            return None
+        return frozenset(each.name for each in isolation.select_allowed(select_available(registered, group)))
+
+    async def list_misplaced_bundles(self) -> list[str]:
+        """Returns the paths of the owner records of the bundles that this broker must give away, because the policy of
+        isolation of their namespaces does not let it own them, and lets another broker that is available. Leaves out
+        those of a namespace whose policies are damaged. Raises the errors of the metadata."""
+        owned = dict[str, BrokerIsolation]()
+        for path in self.owner_record_paths:
+            try:
+                isolation = await self._find_isolation(path)
+            except DamagedRecord:  # told by each load of a topic there
+                continue
+            if isolation is not None and not isolation.is_primary(self.me):
+                owned[path] = isolation
+        if not owned:
+            return []
+        available = select_available(await list_brokers(self._store), self.me.group)
+        return self._isolation.find_misplaced(owned, self.me, available, self._clock.monotonic())
     async def _list_recent_brokers(self) -> list[BrokerRecord]:
         """Returns the brokers that are registered, or were so a moment ago (LISTED_BROKER_VALID_S): in a large cluster
         one listing places all bundles of a broker that has died. A bundle that is assigned to a broker that has left
@@ -595,6 +668,15 @@ class Ownership:
         self._owned.clear()
         mine = (paths.broker(self.me.name), paths.started_broker(self.me.name))
         await commit_in_parts(self._store, [*map(DeleteNode, mine), *map(DeleteNode, owned)])
+
+
+def _say_none_allowed(path: str, isolation: BrokerIsolation, available: Sequence[BrokerRecord]) -> Unavailable:
+    namespace = (paths.parse_bundle_owner(path) or (path, ""))[0]
+    return Unavailable(
+        f"namespace {namespace} asks for brokers with {isolation}, and none of the {len(available)} that may get its "
+        "bundles has them: start such a broker, or change the policy ('magnetar namespaces get-broker-isolation')",
+        labels=",".join(isolation.primary),
+    )  # fmt: skip
 
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:

@@ -30,12 +30,19 @@ from typing import NamedTuple
 import msgspec
 
 from ...metadata import paths
-from ...metadata.records import DamagedRecord, PoliciesRecord
+from ...metadata.records import DamagedRecord, Feature, PoliciesRecord, may_write_feature
 from ...metadata.store import MetadataStore, NodeChanged, WatchReset, get_record, update_record
 from ...proto.applied import AppliedPolicies
-from ...proto.errors import MagnetarError, NotFound
+from ...proto.errors import MagnetarError, NotAllowed, NotFound
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import Policies, check_policies, complete_retention_pairs, merge_policies, remove_policies
+from ...proto.policies import (
+    ISOLATION_FIELDS,
+    Policies,
+    check_policies,
+    complete_retention_pairs,
+    merge_policies,
+    remove_policies,
+)
 from ...runtime.tasks import Supervisor
 from ..common.config import (
     RuntimeSettings,
@@ -174,7 +181,14 @@ class PolicyCache:
     ) -> Policies:  # fmt: skip
         """Sets the policies in `given`, and removes the policies named in `remove`, for the topic or the namespace; if
         `name` is None, for all brokers. Returns the policies that are then set there. Raises InvalidRequest if the
-        policies contradict each other. Raises the errors of the metadata, too."""
+        policies contradict each other; NotAllowed if `given` has policies of isolation before the cluster's upgrade is
+        finished. Raises the errors of the metadata, too."""
+        isolates = any(getattr(given, each) is not None for each in ISOLATION_FIELDS)
+        if isolates and not may_write_feature(Feature.ISOLATION):
+            raise NotAllowed(
+                "older brokers do not obey a policy of isolation: not before the upgrade is finished: run "
+                "'magnetar cluster finish-upgrade', then restart"
+            )
         found = await self._change_record(_path(name, topic), given, remove)
         async with self._turn:
             if name is None:

@@ -16,9 +16,18 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from ...ledger.handle import ENTRY_BYTES_MAX
+from ...ledger.placement_core import ANY_GROUP, BookieGroups
 from ...proto.applied import AppliedPolicies, Limit
-from ...proto.errors import InvalidConfiguration
-from ...proto.policies import RETENTION_FIELD_PAIRS, Policies, complete_retention_pairs
+from ...proto.errors import InvalidConfiguration, InvalidRequest
+from ...proto.policies import (
+    ISOLATION_FIELDS,
+    RETENTION_FIELD_PAIRS,
+    Policies,
+    check_labels,
+    check_policies,
+    complete_retention_pairs,
+    parse_labels,
+)
 from ...proto.states import COORDINATORS_MAX
 from ...runtime.network import Endpoint
 
@@ -52,6 +61,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one
     share_group: str = ""  # brokers of one group share what any is asked for; `magnetar broker`: those of `cluster`
+    labels: str = ""  # NAME=VALUE,…, as tier=gold,zone=a: namespaces with a policy of isolation choose brokers by them
     cluster: str = "magnetar"  # what `allowed_clusters` of a tenant name
     authorization_allow_wildcards_matching: bool = False  # a role of a grant may be a pattern: `team-*`, `*-reader`
     listen: Endpoint = DEFAULT_LISTEN_ENDPOINT  # where clients connect; port 0 takes a free one
@@ -183,6 +193,11 @@ class BrokerConfig(AppliedPolicies, frozen=True):
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+        try:
+            check_policies(Policies(**{name: getattr(self, name) for name in ISOLATION_FIELDS}))
+            check_labels(parse_labels(self.labels), "labels")
+        except InvalidRequest as error:
+            raise InvalidConfiguration(error.message, setting=error.fields.get("setting", "labels")) from error
         if self.transaction_coordinators > COORDINATORS_MAX:
             raise InvalidConfiguration(
                 f"transaction_coordinators must be at most {COORDINATORS_MAX}, not {self.transaction_coordinators}",
@@ -213,11 +228,13 @@ class BrokerConfig(AppliedPolicies, frozen=True):
 
 class LedgerReplication(msgspec.Struct, frozen=True):
     """The replication of a new ledger: the number of bookies (`ensemble_size`), the number of copies of each entry
-    (`write_quorum`), and the number of copies (`ack_quorum`) that must be synced before an entry is confirmed."""
+    (`write_quorum`), the number of copies (`ack_quorum`) that must be synced before an entry is confirmed, and the
+    groups of the bookies."""
 
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
+    groups: BookieGroups = ANY_GROUP
 
     def __str__(self) -> str:
         return f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"

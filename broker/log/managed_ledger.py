@@ -337,7 +337,7 @@ class ManagedLedger:
         wanted = self.wanted_replication = await self._replication()
         return await self._ledgers.draft_record(
             ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum, ack_quorum=wanted.ack_quorum,
-            properties={"topic": self._topic.full}, shrink=self._shrink, above=above,
+            properties={"topic": self._topic.full}, shrink=self._shrink, above=above, groups=wanted.groups,
         )  # fmt: skip
 
     async def add_ledger_with_retries(

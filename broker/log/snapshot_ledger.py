@@ -97,7 +97,7 @@ class TopicStateLedgers:
         return await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
             ack_quorum=replication.ack_quorum, properties={"topic": self._topic.full, **dict(self._properties)},
-            shrink=self._shrink,
+            shrink=self._shrink, groups=replication.groups,
         )  # fmt: skip
 
     async def create_closed_ledger(self, entries: Sequence[bytes]) -> int:

@@ -48,6 +48,7 @@ from ...metadata.session import MetadataResponsiveness, ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
+from ...proto.policies import parse_labels
 from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.alarm import EventLoopSlices
@@ -61,6 +62,7 @@ from ..access.authorizer import AccessGrants, Authorizer
 from ..cluster.balance_core import BalancingState
 from ..cluster.bundles_core import make_bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits, TopicLimits
+from ..cluster.isolation_core import BrokerIsolation, read_isolation
 from ..cluster.orphans import Orphan, OrphanSearchResult, delete_orphans, find_orphans
 from ..cluster.ownership import (
     LastReadServerLists,
@@ -163,6 +165,9 @@ BUNDLES_MOVED_AT_ONCE = 4
 """Bundles that are given away at a time: more would share the processor and the disk, and each pause would be longer.
 """
 
+EVICTION_WAIT_S = 30.0
+"""Seconds for which a broker leaves a bundle that it may not own to the leader of the balance: three of its checks."""
+
 ORDER_CHECK_INTERVAL_S = 1.0
 """Seconds after which a drain looks whether its order still stands: a read of the metadata."""
 
@@ -203,7 +208,7 @@ class _OwnershipSession:
         self.policies = PolicyCache(metadata, config, policies_changed, runtime_changed)
         self.grants = AccessGrants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
-        self.ownership = Ownership(metadata, me, world.rng, world.clock)
+        self.ownership = Ownership(metadata, me, world.rng, world.clock, self._find_isolation)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits,
@@ -243,6 +248,9 @@ class _OwnershipSession:
         await self.grants.close()
         await self.policies.close()
         await self.ledgers.close()
+
+    async def _find_isolation(self, namespace: NamespaceName) -> BrokerIsolation | None:
+        return read_isolation(await self.policies.get_applied_namespace_policies(namespace))
 
     async def _topics_max(self, namespace: NamespaceName) -> TopicLimits:
         applied = await self.policies.get_applied_namespace_policies(namespace)
@@ -289,6 +297,7 @@ class TopicManager:
         self._blocking: dict[Topic, None] = {}  # topics whose quota blocks producers, as maintenance found
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
         self._ordered_to_drain = False
+        self._misplaced_since_s: dict[str, float] = {}  # by path of the owner record
         self._orphans_since_s: dict[int, float] = {}  # when this process first saw each as an orphan
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
@@ -319,7 +328,7 @@ class TopicManager:
         self._ordered_to_drain = await self._is_ordered_to_drain(metadata)
         me = BrokerRecord(
             name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http, group=self.config.share_group,
-            draining=self._ordered_to_drain,
+            draining=self._ordered_to_drain, labels=parse_labels(self.config.labels),
             version=PRODUCT, format=CLUSTER_FORMAT,
         )  # fmt: skip
         changed = (self._policies_changed, self._apply_runtime, self.access.on_grants_changed)
@@ -463,7 +472,7 @@ class TopicManager:
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        ownership, turns = session.ownership, asyncio.Semaphore(BUNDLES_MOVED_AT_ONCE)
+        ownership = session.ownership
         await ownership.store_draining(True)
         if not await ownership.has_other_brokers_in_group():
             return len(ownership.owner_record_paths)
@@ -472,19 +481,49 @@ class TopicManager:
 
         async def move(path: str) -> None:
             nonlocal looked_s, stands
+            if ordered and stands and clock.monotonic() - looked_s >= ORDER_CHECK_INTERVAL_S:
+                looked_s = clock.monotonic()
+                stands = await self._is_ordered_to_drain(session.metadata)
+            if stands:
+                await self._move(session, path)
+
+        await self._give_away(ownership.owner_record_paths, move, "drain")
+        return len(ownership.owner_record_paths)
+
+    async def _give_away(self, paths_: Sequence[str], move: Callable[[str], Awaitable[None]], why: str) -> None:
+        """Calls `move` for each bundle, for BUNDLES_MOVED_AT_ONCE at a time; logs their errors."""
+        turns = asyncio.Semaphore(BUNDLES_MOVED_AT_ONCE)
+
+        async def take_turn(path: str) -> None:
             async with turns:
                 try:
-                    if ordered and stands and clock.monotonic() - looked_s >= ORDER_CHECK_INTERVAL_S:
-                        looked_s = clock.monotonic()
-                        stands = await self._is_ordered_to_drain(session.metadata)
-                    if stands:
-                        await self._move(session, path)
+                    await move(path)
                 except MagnetarError as error:
                     if self._throttle.should_log(error):
                         _LOG.warning("%s is not given away: %s", path, error)
 
-        await run_together([move(path) for path in ownership.owner_record_paths], "drain")
-        return len(ownership.owner_record_paths)
+        await run_together([take_turn(path) for path in paths_], why)
+
+    async def list_misplaced_bundles(self) -> list[str]:
+        """Returns the paths of the owner records of the bundles that must leave this broker, as
+        `Ownership.list_misplaced_bundles` does. Raises Unavailable without an ownership session."""
+        return await self._open().ownership.list_misplaced_bundles()
+
+    async def evict_misplaced_bundles(self) -> None:
+        """Called periodically. Gives away the bundles that must leave this broker, because the policy of isolation of
+        their namespaces does not let this broker own them. Where brokers balance their load, leaves that to the leader
+        for EVICTION_WAIT_S seconds. Does nothing without a metadata session. Logs errors of single moves; raises the
+        errors of the metadata."""
+        session = self._session
+        if session is None or not session.settled or session.ownership.me.draining:
+            return
+        now_s, since_s = self.world.clock.monotonic(), self._misplaced_since_s
+        found = await session.ownership.list_misplaced_bundles()
+        since_s = self._misplaced_since_s = {path: since_s.get(path, now_s) for path in found}
+        is_balanced = self.config.share_group and self.balance == "on" and may_write_feature(Feature.BALANCER)
+        wait_s = EVICTION_WAIT_S if is_balanced else 0.0
+        due = [path for path in found if now_s - since_s[path] >= wait_s]
+        await self._give_away(due, partial(self._move, session), "isolation")
 
     async def apply_drain_order(self) -> None:
         """Called periodically. If the metadata contains an operator's order to drain this broker, drains this broker,
@@ -669,6 +708,18 @@ class TopicManager:
         broker has no ownership session."""
         return self._open().metadata
 
+    async def find_allowed_brokers(
+        self, name: NamespaceName, registered: Sequence[BrokerRecord], group: str
+    ) -> frozenset[str] | None:
+        """Returns the names of those registered brokers of the group that may get a bundle of the namespace now, as
+        `Ownership.find_allowed_brokers` does. Raises Unavailable without an ownership session."""
+        return await self._open().ownership.find_allowed_brokers(name, registered, group)
+
+    async def check_may_own(self, name: NamespaceName, broker: BrokerRecord) -> None:
+        """Raises NotAllowed if the policy of isolation of the namespace does not let the broker get a bundle now;
+        Unavailable without an ownership session; and the errors of the metadata."""
+        await self._open().ownership.check_may_own(name, broker)
+
     async def list_bookies(self) -> list[BookieRecord]:
         """Returns the records of the registered bookies. Raises Unavailable without an ownership session, and the
         errors of the metadata."""
@@ -781,12 +832,13 @@ class TopicManager:
     async def move_bundles(self, name: NamespaceName, bundle: str, heir: BrokerRecord) -> tuple[int, int]:
         """Gives one bundle of a namespace that this broker owns (all of its bundles if `bundle` is empty) to the broker
         `heir`. Returns (number of unloaded topics, number of bundles that were given away). Raises InvalidRequest if
-        the namespace has no such bundle; Unavailable without a metadata session; and the errors of
-        `Catalog.get_namespace`."""
+        the namespace has no such bundle; NotAllowed if its policy of isolation does not let the broker get it;
+        Unavailable without a metadata session; and the errors of `Catalog.get_namespace`."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
         await self._get_namespace_with_bundle(name, bundle)
+        await session.ownership.check_may_own(name, heir)
         moved = [
             await self._move_to(session, path, heir)
             for path in session.ownership.list_owned_bundle_paths(name) if path.endswith(bundle)

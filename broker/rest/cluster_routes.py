@@ -214,11 +214,14 @@ async def bookies(call: RestRequest) -> object:
     return {"bookies": [{"bookieId": each.endpoint} for each in sorted(found, key=lambda each: each.endpoint)]}
 
 
-@register_route("GET", "/admin/v2/bookies/racks-info", "The racks of bookies that have one.",
+@register_route("GET", "/admin/v2/bookies/racks-info", "The racks of bookies, by their group.",
        answer="{group: {bookie: {rack, hostname}}}")  # fmt: skip
 async def racks(call: RestRequest) -> object:
-    found = await call.call_local(op.LIST_BOOKIES)
-    return {"default": {each.endpoint: _rack(each) for each in found if each.rack}}
+    groups: dict[str, dict[str, object]] = {"default": {}}
+    for each in await call.call_local(op.LIST_BOOKIES):
+        if each.rack:
+            groups.setdefault(each.group or "default", {})[each.endpoint] = _rack(each)
+    return groups
 
 
 @register_route(

@@ -6,21 +6,23 @@ Also in this file, below its heading: permissions on namespaces, topics and subs
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.responses import PlainTextResponse, Response
 
-from ...metadata.records import GrantsRecord
+from ...metadata.records import BrokerRecord, GrantsRecord
 from ...proto import operations as op
 from ...proto.errors import NotFound
-from ...proto.names import TopicName, check_role
+from ...proto.names import NamespaceName, TopicName, check_role
 from ...proto.operations import Operation
 from ...proto.policies import Policies, check_policies, check_properties, decode_policies
 from ...proto.statistics import NamespaceInfo, Permissions
 from ..access.authorizer import set_role_grant
 from ..cluster.bundles_core import BUNDLES_PER_NAMESPACE_MAX, HASH_RANGE
+from ..cluster.isolation_core import BrokerIsolation, read_isolation
 from .call import NAMESPACE_PATH, TENANT_PATH, TOPIC_PATH, HttpError, RestRequest, register_route
 from .policies import (
     POLICY_ROWS,
@@ -213,10 +215,57 @@ async def failure_domains(call: RestRequest) -> dict[str, object]:
     return {}
 
 
-@register_route("GET", CLUSTER_PATH + "/namespaceIsolationPolicies", "None.", answer="{}")
+def _make_isolation_data(name: NamespaceName, asks: BrokerIsolation, brokers: Sequence[BrokerRecord]) -> object:
+    """Returns Pulsar's form of a policy broker-isolation. Pulsar's brokers are patterns of addresses; here they are the
+    addresses of the brokers that have the labels now."""
+    addresses = {each.name: re.escape(each.http.partition("://")[2] or each.endpoint) for each in brokers}
+    primary = [each.name for each in brokers if asks.is_primary(each)]
+    secondary = [each.name for each in brokers if each.name not in primary and asks.is_fallback(each)]
+    return {
+        "namespaces": [re.escape(str(name))], "primary": sorted(addresses[each] for each in primary),
+        "secondary": sorted(addresses[each] for each in secondary),
+        "auto_failover_policy": {
+            "policy_type": "min_available",
+            "parameters": {"min_limit": str(asks.primaries_min), "usage_threshold": "100"},
+        },
+    }  # fmt: skip
+
+
+async def _read_isolation(call: RestRequest, name: NamespaceName) -> BrokerIsolation | None:
+    return read_isolation(await call.broker.policies.read_uninherited_policies(name, None))
+
+
+@register_route(
+    "GET", CLUSTER_PATH + "/namespaceIsolationPolicies",
+    "The policies `brokerIsolation`, each by the name of its namespace, with the brokers that have the labels now.",
+    answer="{namespace: NamespaceIsolationData}",
+)  # fmt: skip
 async def isolation_policies(call: RestRequest) -> dict[str, object]:
+    """Returns the policies broker-isolation that are set for namespaces, in Pulsar's form. Reads one record for each
+    namespace. Raises the errors of `RestRequest.authorize` and of the metadata."""
     call.check_cluster_in_path()
-    return {}
+    await call.authorize(op.LIST_BROKERS)
+    found, brokers, catalog = dict[str, object](), await call.broker.list_brokers(), call.broker.catalog
+    for tenant in await catalog.list_tenants():
+        for text in await catalog.list_namespaces(tenant):
+            name = NamespaceName.parse(text)
+            if (asks := await _read_isolation(call, name)) is not None:
+                found[text] = _make_isolation_data(name, asks, brokers)
+    return found
+
+
+@register_route(
+    "GET", CLUSTER_PATH + "/namespaceIsolationPolicies/{tenant}/{namespace}",
+    "That of one namespace; 404: it has none.", answer="NamespaceIsolationData",
+)  # fmt: skip
+async def isolation_policy(call: RestRequest) -> object:
+    """Returns the policy broker-isolation of one namespace, in Pulsar's form. Raises NotFound if it has none, and the
+    errors of `RestRequest.authorize` and of the metadata."""
+    call.check_cluster_in_path()
+    await call.authorize(op.LIST_BROKERS)
+    if (asks := await _read_isolation(call, call.namespace)) is None:
+        raise NotFound(f"namespace {call.namespace} has no policy of isolation")
+    return _make_isolation_data(call.namespace, asks, await call.broker.list_brokers())
 
 
 AUTO_PARTITIONS_MAX = 10_000

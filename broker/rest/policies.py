@@ -117,6 +117,23 @@ class InactiveTopics(msgspec.Struct):
     deleteWhileInactive: bool = False
 
 
+class BookieAffinity(msgspec.Struct):
+    """The JSON body of Pulsar's bookie affinity group: the groups of bookies that hold a namespace's ledgers, and those
+    that hold them where the first are too few; each NAME, or NAME,NAME."""
+
+    bookkeeperAffinityGroupPrimary: str
+    bookkeeperAffinityGroupSecondary: str | None = None
+
+
+class BrokerIsolationLabels(msgspec.Struct):
+    """The JSON body of the policy of isolation: the labels of the brokers that serve a namespace, NAME=VALUE, and of
+    those that serve it while fewer than `primaryBrokersMin` brokers have these. Pulsar has names of brokers instead."""
+
+    primaryLabels: list[str]
+    fallbackLabels: list[str] = []
+    primaryBrokersMin: int = 1
+
+
 PolicyFields = dict[str, Any]
 """Fields of our policies: name → value."""
 
@@ -364,6 +381,36 @@ def _take_types(given: list[str]) -> PolicyFields:
     return {"subscription_types": tuple(dict.fromkeys(given)) or None}
 
 
+def _split(text: str | None) -> tuple[str, ...]:
+    return tuple(each.strip() for each in (text or "").split(",") if each.strip())
+
+
+def _take_affinity(given: BookieAffinity) -> PolicyFields:
+    primary, secondary = _split(given.bookkeeperAffinityGroupPrimary), _split(given.bookkeeperAffinityGroupSecondary)
+    if not primary:
+        raise _bad_request("bookkeeperAffinityGroupPrimary names a group of bookies, or several: NAME,NAME")
+    return {"primary_bookie_groups": primary, "secondary_bookie_groups": secondary}
+
+
+def _show_affinity(policies: Policies) -> object:
+    primary, secondary = policies.primary_bookie_groups, policies.secondary_bookie_groups or ()
+    return BookieAffinity(",".join(primary), ",".join(secondary) or None) if primary else None
+
+
+def _take_isolation(given: BrokerIsolationLabels) -> PolicyFields:
+    if not given.primaryLabels or not 1 <= given.primaryBrokersMin < 1 << 62:
+        raise _bad_request("primaryLabels has a label, NAME=VALUE, and primaryBrokersMin is 1 or more")
+    return {
+        "primary_broker_labels": tuple(given.primaryLabels), "fallback_broker_labels": tuple(given.fallbackLabels),
+        "primary_brokers_min": given.primaryBrokersMin,
+    }  # fmt: skip
+
+
+def _show_isolation(policies: Policies) -> object:
+    primary, fallback = policies.primary_broker_labels, policies.fallback_broker_labels or ()
+    return BrokerIsolationLabels([*primary], [*fallback], policies.primary_brokers_min or 1) if primary else None
+
+
 BODY_CONVERTERS: dict[str, BodyConverter] = {
     "retention": _retention("retention_minutes", "retention_mib"),
     "unsubscribed-retention": _retention("unsubscribed_minutes", "unsubscribed_mib"),
@@ -400,6 +447,8 @@ BODY_CONVERTERS: dict[str, BodyConverter] = {
     "key-index": BodyConverter(str, _take_key_index, lambda policies: policies.key_index),
     "is-allow-auto-update-schema": _boolean("schema_auto_update", True),
     "schema-validation-enforce": _boolean("schema_validation_enforced", False),
+    "bookie-affinity-group": BodyConverter(BookieAffinity, _take_affinity, _show_affinity),
+    "broker-isolation": BodyConverter(BrokerIsolationLabels, _take_isolation, _show_isolation),
 }  # fmt: skip
 """Shapes by the names of proto/policies.py: of bodies other than a number or a boolean, and of policies that are
 returned even if they are not set."""
@@ -516,7 +565,7 @@ def _handlers(row: PolicyRow, place: GetPolicyPlace, name: str) -> tuple[RestHan
         await change_policies(call, place(call), {}, row.fields)
 
     for handler, verb in ((show, "get"), (take, "set"), (remove, "remove")):
-        handler.__name__ = f"{verb}_{name}"
+        handler.__name__ = f"{verb}_{name.replace('/', '_')}"
     return show, take, remove
 
 
@@ -610,8 +659,7 @@ def check_own_cluster(call: RestRequest, clusters: list[str]) -> None:
 NO_REPLICATION = "there is no replication between clusters"
 UNENCRYPTED_STORED = "not built: an entry that is not encrypted is stored"
 NO_TIERED_STORAGE = "there is no tiered storage: ledgers stay on the bookies"
-NO_BOOKIE_GROUPS = "bookies have racks and no groups: `magnetar bookies set-rack` says where one is"
-NO_BUNDLE_STEERING = "which broker owns a bundle is not steered"
+NO_BUNDLE_STEERING = "namespaces are not kept apart from each other: brokerIsolation says which brokers serve one"
 UNLIMITED_DISPATCH_RATE = DispatchRate(0, 0)
 
 
@@ -639,7 +687,6 @@ UNSUPPORTED_NAMESPACE_POLICIES = (
         "offloadPolicies", "POST", None, NO_TIERED_STORAGE, "removeOffloadPolicies", key="offload_policies"
     ),
     UnsupportedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate"),
-    UnsupportedPolicy("persistence/bookieAffinity", "POST", None, NO_BOOKIE_GROUPS, "persistence/bookieAffinity"),
     UnsupportedPolicy("antiAffinity", "POST", None, NO_BUNDLE_STEERING, "antiAffinity"),
 )
 UNSUPPORTED_TOPIC_POLICIES = (

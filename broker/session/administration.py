@@ -172,7 +172,7 @@ class Administration:
         broker, found = self._broker, list[BrokerInfo]()
         for each in await broker.list_brokers():
             counts = (len(broker.loaded), broker.owned_object_count) if each.name == broker.name else (0, 0)
-            found.append(BrokerInfo(each.name, each.endpoint, *counts, draining=each.draining))
+            found.append(BrokerInfo(each.name, each.endpoint, *counts, each.draining, each.labels))
         return found
 
     async def drain_broker(self, name: str) -> None:
@@ -228,11 +228,13 @@ class Administration:
         except MagnetarError as error:
             _LOG.info("bundles of namespace %s, which is being deleted, are not given up: %s", name, error)
 
-    async def _find_destination(self, named: str) -> BrokerRecord:
-        """Returns the broker with this name or address. Raises NotFound; NotAllowed if it may get no bundles."""
+    async def _find_destination(self, named: str, name: NamespaceName) -> BrokerRecord:
+        """Returns the broker with this name or address. Raises NotFound; NotAllowed if it may get no bundles, or none
+        of the namespace `name`."""
         for each in await self._broker.list_brokers():
             if named in (each.name, each.endpoint):
                 if may_get_bundles(each):
+                    await self._broker.check_may_own(name, each)
                     return each
                 why = "drains" if each.draining else "is of an older release"
                 raise NotAllowed(f"broker {each.name!r} {why}: no bundle is given to it")
@@ -252,7 +254,7 @@ class Administration:
         the same time, and each gives up one bundle after the other. If a broker fails, its error is raised after the
         others have finished.
         """
-        heir = await self._find_destination(destination) if destination else None
+        heir = await self._find_destination(destination, name) if destination else None
         if here and heir is None:
             return Unloaded(*await self._broker.unload_namespace(name, bundle))
         if here and heir is not None:

@@ -33,8 +33,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
+from types import MappingProxyType
 
 from ...metadata import paths
 from ...metadata.records import BalancerRecord, BrokerRecord, Feature, encode_record, may_write_feature
@@ -83,14 +84,16 @@ def compute_bundle_load(sums: BundleRow | TopicGroupTotals) -> float:
 
 
 def plan_balance_of_brokers(
-    names: Sequence[str], bundles: Sequence[BundleRow]
+    names: Sequence[str], bundles: Sequence[BundleRow],
+    allowed: Mapping[str, frozenset[str] | None] = MappingProxyType({}),
 ) -> tuple[list[PlannedMove], list[BalancedBroker]]:
     """Returns (the moves that balance the brokers `names`, the load of each of them before and after the moves).
-    `bundles` of other brokers are ignored."""
+    `bundles` of other brokers are ignored; `allowed`: the brokers that may get bundles of a namespace, None for any."""
     owned: dict[str, list[BundleLoad]] = {name: [] for name in names}
     for each in bundles:
         if each.broker in owned:
-            owned[each.broker].append(BundleLoad(f"{each.namespace}/{each.bundle}", compute_bundle_load(each)))
+            path, load = f"{each.namespace}/{each.bundle}", compute_bundle_load(each)
+            owned[each.broker].append(BundleLoad(path, load, allowed.get(each.namespace)))
     moves = plan_balance(names, owned)
     before = {name: sum(each.load for each in found) for name, found in owned.items()}
     after = dict(before)
@@ -118,7 +121,9 @@ async def balance_brokers(broker: TopicManager, administration: Administration, 
     moves, loads = list[PlannedMove](), list[BalancedBroker]()
     for group in sorted({each.group for each in registered} - {""}):
         names = [each.name for each in registered if each.group == group and may_get_bundles(each)]
-        planned, carried = plan_balance_of_brokers(names, page.bundles)
+        may = {each: await broker.find_allowed_brokers(NamespaceName.parse(each), registered, group)
+               for each in sorted({row.namespace for row in page.bundles})}  # fmt: skip
+        planned, carried = plan_balance_of_brokers(names, page.bundles, may)
         moves += planned
         loads += carried
     done = tuple(_describe_move(move) for move in moves)
@@ -150,18 +155,20 @@ async def _move_bundles(broker: TopicManager, administration: Administration, mo
 
 
 async def measure_load(broker: TopicManager) -> MeasuredLoad:
-    """Returns the load of this broker and its heaviest bundles. Walks the loaded topics in slices of the loop, and
-    waits for no read of an entry. Raises Unavailable if this broker has no ownership session."""
+    """Returns the load of this broker, its misplaced bundles and its heaviest ones. Walks the loaded topics in slices
+    of the loop, and waits for no read of an entry. Raises Unavailable if this broker has no ownership session, and the
+    errors of the metadata if it may not own some of its bundles."""
     survey, state, config = await broker.survey.run_survey(), broker.balancing, broker.config  # the rates are of a walk
     sums = await broker.sum_traffic_by_bundle()
     loads = {path: compute_bundle_load(each) for path, each in sums.items()}
-    heaviest = nlargest(REPORTED_BUNDLES_MAX, loads, key=lambda path: (loads[path], path))
+    misplaced = {path for path in await broker.list_misplaced_bundles() if path in loads}
+    first = nlargest(REPORTED_BUNDLES_MAX, loads, key=lambda path: (path in misplaced, loads[path], path))
     bundles = (
         MeasuredBundle(
             path, loads[path], sums[path].topics, sums[path].producers + sums[path].consumers,
-            broker.measure_owned_s(path),
+            broker.measure_owned_s(path), path in misplaced,
         )
-        for path in heaviest
+        for path in first
     )  # fmt: skip
     sent = survey.total.throughput_in + survey.total.throughput_out
     score = max(
@@ -196,6 +203,27 @@ async def describe_balance(broker: TopicManager, *, here: bool) -> BalanceStatus
             for each in moving
         ),
     )  # fmt: skip
+
+
+class _AllowedBrokers:
+    """The brokers that may get a bundle, by namespace and group, while `brokers` are registered."""
+
+    def __init__(self, broker: TopicManager, brokers: Sequence[BrokerRecord]) -> None:
+        self._broker = broker
+        self._brokers = brokers
+        self._found: dict[tuple[str, str], frozenset[str] | None] = {}
+
+    async def find(self, path: str, group: str) -> frozenset[str] | None:
+        """Returns the names of the brokers that may get the bundle with the owner record at `path`; None: any of its
+        group."""
+        namespace = (paths.parse_bundle_owner(path) or ("", ""))[0]
+        if not namespace:
+            return None
+        if (namespace, group) not in self._found:
+            self._found[namespace, group] = await self._broker.find_allowed_brokers(
+                NamespaceName.parse(namespace), self._brokers, group
+            )
+        return self._found[namespace, group]
 
 
 class AutomaticBalancer:
@@ -244,7 +272,8 @@ class AutomaticBalancer:
             if name not in brokers:
                 balancer.forget_broker(name)
         began_s = self._now()
-        await run_together([self._collect_load(balancer, each) for each in brokers.values()], "balancer-load")
+        allowed = _AllowedBrokers(broker, list(brokers.values()))
+        await run_together([self._collect_load(balancer, each, allowed) for each in brokers.values()], "balancer-load")
         if self._now() - began_s > BALANCE_CHECK_INTERVAL_S:
             return  # by the next check another broker may lead
         for move in balancer.plan_moves(self._now()):
@@ -265,7 +294,7 @@ class AutomaticBalancer:
             return False
         return True
 
-    async def _collect_load(self, balancer: Balancer, record: BrokerRecord) -> None:
+    async def _collect_load(self, balancer: Balancer, record: BrokerRecord, allowed: _AllowedBrokers) -> None:
         broker = self._broker
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -275,14 +304,17 @@ class AutomaticBalancer:
                     found = await call_operation_at_broker(
                         broker.world, record.endpoint, op.MEASURE_LOAD, timeout_s=ANSWER_TIMEOUT_S
                     )
+            bundles = [
+                MovableBundle(
+                    each.path, each.load, each.topics, each.sessions, each.owned_s,
+                    await allowed.find(each.path, record.group), each.misplaced,
+                )
+                for each in found.bundles[:REPORTED_BUNDLES_MAX]
+            ]  # fmt: skip
         except (MagnetarError, TimeoutError, ValueError) as error:  # ValueError: its record has no valid address
             if not (isinstance(error, MagnetarError) and is_unknown_operation(error)):
                 _LOG.debug("broker %s does not tell its load: %r", record.name, error)
             return
-        bundles = [
-            MovableBundle(each.path, each.load, each.topics, each.sessions, each.owned_s)
-            for each in found.bundles[:REPORTED_BUNDLES_MAX]
-        ]  # fmt: skip
         load = BrokerLoad(
             record.name, found.score, found.load, bundles, group=record.group, window_s=found.window_s,
             takes_bundles=may_get_bundles(record),

@@ -541,11 +541,12 @@ def _unknown_summary(broker: BrokerRecord) -> BrokerSummary:
 
 
 def describe_bookie(record: BookieRecord) -> BookieInfo:
-    """Returns what operators see of a bookie's record: its address, rack and disk space, and whether it is
+    """Returns what operators see of a bookie's record: its address, rack, group and disk space, and whether it is
     read-only."""
     return BookieInfo(
-        record.bookie, record.endpoint, record.read_only, record.rack, record.free_bytes, record.total_bytes
-    )
+        record.bookie, record.endpoint, record.read_only, record.rack, record.free_bytes, record.total_bytes,
+        record.group,
+    )  # fmt: skip
 
 
 def _row(facts: MeasuredTopic, owner: str) -> TopicRow:

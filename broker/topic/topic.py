@@ -25,6 +25,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from ...ledger import LedgerClient
+from ...ledger.placement_core import BookieGroups
 from ...metadata.store import NodeUpdate
 from ...proto.applied import AppliedPolicies
 from ...proto.entry_filter import find_filter
@@ -219,9 +220,10 @@ class Topic:
         return self.applied
 
     async def _replication(self) -> LedgerReplication:
-        """Returns the replication (the quorums) that the next ledger of the topic gets."""
+        """Returns the replication (the quorums, and the groups of bookies) that the next ledger of the topic gets."""
         applied = self.applied
-        return LedgerReplication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
+        groups = BookieGroups(applied.primary_bookie_groups, applied.secondary_bookie_groups)
+        return LedgerReplication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum, groups)
 
     # ------------------------------------------------------------------ loading
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:

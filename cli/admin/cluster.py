@@ -459,13 +459,14 @@ bookies = LazyGroup(
 
 @session_command(name="list", watched=True)
 def list_brokers(session: CommandSession) -> None:
-    """List the brokers: how many topics and bundles each of them owns (- if the broker does not answer), and whether it
-    is being drained.
+    """List the brokers: how many topics and bundles each of them owns (- if the broker does not answer), whether it is
+    being drained, and its labels.
 
     Example: magnetar brokers list -o json
     """
-    rows = [asdict(broker) for broker in session.admin.brokers()]
-    session.out.print_rows(rows, ("name", "endpoint", "topics", "bundles", "draining"), empty="no brokers")
+    rows = [{**asdict(broker), "labels": ",".join(broker.labels) or None} for broker in session.admin.brokers()]
+    columns = ("name", "endpoint", "topics", "bundles", "draining", "labels")
+    session.out.print_rows(rows, columns, empty="no brokers")
 
 
 BROKER_ASK_TIMEOUT_S = 5.0
@@ -714,6 +715,7 @@ def list_bookies(session: CommandSession, registered: bool) -> None:
             "state": "read-only" if bookie.read_only else "writable",
             "readOnly": bookie.read_only,
             "rack": bookie.rack,
+            "group": bookie.group or None,
             "freeBytes": bookie.free_bytes,
             "totalBytes": bookie.total_bytes,
         }
@@ -729,7 +731,7 @@ def list_bookies(session: CommandSession, registered: bool) -> None:
                 known[each["id"]] = {**each, **known.get(each["id"], {}), "state": each["state"], "readOnly": read_only}
         except (MagnetarError, CommandFailure) as error:
             click.echo(f"only what is registered, no bookie answers: {error}", err=True)
-    columns = ("id", "endpoint", "state", "rack", "freeBytes", "totalBytes", "ledgers")
+    columns = ("id", "endpoint", "state", "rack", "group", "freeBytes", "totalBytes", "ledgers")
     session.out.print_rows(list(known.values()), columns, empty="no bookies")
 
 

@@ -236,7 +236,7 @@ namespaces = LazyGroup(
         **PERMISSION_COMMANDS,
         **PROPERTIES_OF_NAMESPACES,
     },
-    {"get": "policies", **COMMAND_ALIASES},
+    {"get": "policies", "delete-bookie-affinity-group": "remove-bookie-affinity-group", **COMMAND_ALIASES},
     policies=make_policy_commands(NAMESPACE_LEVEL),
     with_rows=True,
     help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",

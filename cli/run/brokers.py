@@ -365,6 +365,10 @@ def make_process_settings(
     "--name", default=None,
     help="Its name in 'magnetar brokers list' (default: a random one; of its address with --processes).",
 )  # fmt: skip
+@click.option(
+    "--labels", default=None, metavar="NAME=VALUE,…",
+    help="By these namespaces choose their brokers, as tier=gold,zone=a (default: none).",
+)  # fmt: skip
 @SECURITY_OPTION
 @with_server_options("info", compat=["pulsar"])
 def broker(
@@ -377,6 +381,7 @@ def broker(
     session_s: float,
     processes_: int,
     name: str | None,
+    labels: str | None,
     security: str | None,
     config: str | None,
     memory_bytes: int | None,
@@ -408,7 +413,7 @@ def broker(
     given = {
         "listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name,
         "pulsar_listen": None if pulsar is None else str(pulsar),
-        "http_listen": None if http is None else str(http),
+        "http_listen": None if http is None else str(http), "labels": labels,
     }  # fmt: skip
     settings = add_share_group(load_config(BrokerConfig, "broker", file=config, overrides=given))
     one = BrokerOptions(

@@ -74,6 +74,7 @@ BOOKIE_COMMANDS = {
     "Bookies, each in its own folder in --data (default 1, or as many as there are).", None
 )
 @click.option("--rack", default=None, help="Where it stands (default /default).")
+@click.option("--group", default=None, help="By this namespaces choose their bookies (default: none).")
 @SECURITY_OPTION
 @with_server_options("info", compat=["bookkeeper"])
 @click.pass_context
@@ -89,6 +90,7 @@ def bookie(
     ledgers: tuple[str, ...],
     processes_: int | None,
     rack: str | None,
+    group: str | None,
     security: str | None,
     config: str | None,
     memory_bytes: int | None,
@@ -116,7 +118,7 @@ def bookie(
     warning = check_listeners(insecure, listen=None if accepts_only_members(security) else where, metrics=scraped)
 
     given = BookieOptions(
-        folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped,
+        folder, where, advertise, rack, group, config, tree, wait_s, session_s, security, scraped,
         parse_health_endpoint(health), metrics_compat, warning, memory_bytes,
         journal=None if journal is None else Path(journal).absolute(),
         ledgers=tuple(Path(each).absolute() for each in ledgers),
@@ -137,6 +139,7 @@ class BookieOptions(NamedTuple):
     listen: Endpoint
     advertise: str
     rack: str | None
+    group: str | None
     config: str | None
     tree: MetadataAddress
     wait_s: float
@@ -159,7 +162,7 @@ class BookieOptions(NamedTuple):
         from ...runtime.config import load_config
 
         given = {"data": str(self.folder), "host": self.listen.host, "port": self.listen.port}
-        given |= {"advertised_host": self.advertise or None, "rack": self.rack}
+        given |= {"advertised_host": self.advertise or None, "rack": self.rack, "group": self.group}
         given |= {"journal": None if self.journal is None else str(self.journal)}
         given |= {"ledgers": tuple(map(str, self.ledgers)) or None}
         return load_config(BookieConfig, "bookie", file=self.config, overrides=given)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from ...proto import operations as op
 from ...proto import statistics as values
 from ...proto.errors import (
@@ -805,7 +807,7 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
     except (MagnetarError, TimeoutError):
         found = ()
     own = next((each for each in found if each.endpoint == listed.endpoint), None)
-    return own or values.BrokerInfo(listed.name, listed.endpoint, draining=listed.draining)
+    return own or msgspec.structs.replace(listed, topics=None, bundles=None)
 
 
 async def drain_broker(self: OperationCaller, name: str) -> None:

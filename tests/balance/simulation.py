@@ -229,20 +229,27 @@ class BalanceSimulation:
         self._place(list(broker.bundles.values()), broker)
 
     def _place(self, bundles: Sequence[SimulatedBundle], source: SimulatedBroker) -> None:
-        reports = [
-            BrokerRecord(
-                name=each.name, endpoint="h:1", busy_percent=round(100 * self.utilisation(each)),
-                draining=each.draining, bundles=len(each.bundles), report=int(self.now_s / BALANCE_CHECK_INTERVAL_S),
-            )
-            for each in self.brokers.values() if each is not source
-        ]  # fmt: skip
+        reports = [each for each in self._describe_brokers() if each.name != source.name]
         for each in bundles:
-            chosen = self.placement.choose_broker(each.path, reports, self.now_s)
+            chosen = self.placement.choose_broker(each.path, self.select_allowed(each, reports), self.now_s)
             source.remove(each)
             each.moved += 1
             self.drained += 1
             if chosen is not None:
                 self._begin(each, chosen.name, by_balancer=False)
+
+    def _describe_brokers(self) -> list[BrokerRecord]:
+        return [
+            BrokerRecord(
+                name=each.name, endpoint="h:1", busy_percent=round(100 * self.utilisation(each)),
+                draining=each.draining, bundles=len(each.bundles), report=int(self.now_s / BALANCE_CHECK_INTERVAL_S),
+            )
+            for each in self.brokers.values() if not each.draining
+        ]  # fmt: skip
+
+    def select_allowed(self, bundle: SimulatedBundle, brokers: Sequence[BrokerRecord]) -> Sequence[BrokerRecord]:
+        """Returns the brokers that may get the bundle."""
+        return brokers
 
     def _begin(self, bundle: SimulatedBundle, target: str, *, by_balancer: bool) -> None:
         heapq.heappush(self.ends, Ended(self.now_s + self.rng.uniform(0.2, 2.0), bundle.number, target, by_balancer))
@@ -272,7 +279,8 @@ class BalanceSimulation:
             bundle, target = self.bundles[end.number], self.brokers.get(end.target)
             moved = target is not None
             if target is None:
-                target = self.rng.choice([each for each in self.brokers.values() if not each.draining])
+                names = [each.name for each in self.select_allowed(bundle, self._describe_brokers())]
+                target = self.brokers[self.rng.choice(names)]
             target.add(bundle, end.at_s)
             if end.by_balancer:
                 self.rule.end_move(bundle.path, moved, self.now_s)

@@ -195,15 +195,15 @@ def test_one_large_bundle_does_not_go_to_and_fro() -> None:
 
 
 def test_a_broker_that_drains_gets_nothing_and_neither_does_one_that_a_label_excludes() -> None:
-    for more in ({"takes_bundles": False}, {"labels": frozenset(("bronze",))}, {"group": "other"}):
-        balancer = Balancer(lambda needs, labels: needs in labels)
+    for allowed, more in (("cold", {"takes_bundles": False}), ("other", {}), ("cold", {"group": "other"})):
+        balancer = Balancer()
         hot = report("hot", *[10.0] * 6)
-        hot = hot._replace(bundles=[each._replace(needs="gold") for each in hot.bundles])
-        gold = frozenset(("gold",))
-        now_s = feed(balancer, hot, report("cold", 1.0, **({"labels": gold} | more)))
+        hot = hot._replace(bundles=[each._replace(allowed=frozenset(("hot", allowed))) for each in hot.bundles])
+        now_s = feed(balancer, hot, report("cold", 1.0, **more))
         assert balancer.plan_moves(now_s) == [], more
-    balancer = Balancer(lambda needs, labels: needs in labels)
-    assert balancer.plan_moves(feed(balancer, hot, report("cold", 1.0, labels=gold)))
+    hot = hot._replace(bundles=[each._replace(allowed=frozenset(("hot", "cold"))) for each in hot.bundles])
+    balancer = Balancer()
+    assert balancer.plan_moves(feed(balancer, hot, report("cold", 1.0)))
 
 
 def test_a_new_leader_and_a_broker_that_has_just_joined_wait_for_averages() -> None:

@@ -61,6 +61,11 @@ SET = {
     "schema-compatibility-strategy": (["-c", "FORWARD"], {"schema_compatibility": "forward"}),
     "schema-validation-enforce": (["--enable"], {"schema_validation_enforced": True}),
     "is-allow-auto-update-schema": (["--disable"], {"schema_auto_update": False}),
+    "broker-isolation": (["-p", "tier=gold,zone=a", "-f", "*", "-m", "2"],
+                         {"primary_broker_labels": ["tier=gold", "zone=a"], "fallback_broker_labels": ["*"],
+                          "primary_brokers_min": 2}),
+    "bookie-affinity-group": (["-pg", "fast,big", "-sg", "slow"],
+                              {"primary_bookie_groups": ["fast", "big"], "secondary_bookie_groups": ["slow"]}),
     "key-index": (["-i", "keys"], {"key_index": "keys"}),
 }  # fmt: skip
 

@@ -364,3 +364,39 @@ def test_several_brokers_without_a_name_have_the_same_one_after_a_restart() -> N
     different = [name("10.0.0.1:7651"), name("10.0.0.1:7650", "b1:7650"), name("10.0.0.1:7650")]
     different += [name(where) for where in 2 * ("127.0.0.1:0", "0.0.0.0:7650", "[::]:7650")]
     assert len(set(different)) == len(different), "an address that others may have too, or another time, is no name"
+
+
+@pytest.mark.processes
+def test_labels_and_groups_of_the_command_line_decide_who_serves_a_namespace_and_who_stores_it(tmp_path: Path) -> None:
+    with Cluster(tmp_path, bookies=0, brokers=0) as cluster:
+        at = ("--listen", "127.0.0.1:0", "--metadata", cluster.metadata.address)
+        for name, group in (("fast", ["--group", "fast"]), ("slow", [])):
+            cluster.start(name, "bookie", *at, "--data", str(tmp_path / name), *group).wait_ready()
+        url = cluster.start("plain", "broker", *at, "--name", "plain").wait_ready()
+        gold = cluster.start("gold", "broker", *at, "--name", "gold", "--labels", "zone=a,tier=gold")
+        gold.wait_ready()
+        to = ("--url", url, "-o", "json")
+        listed = {each["name"]: each["labels"] for each in json.loads(run_here("brokers", "list", *to).out)}
+        assert listed == {"plain": None, "gold": "tier=gold,zone=a"}
+        bookies = {each["id"]: each["group"] for each in json.loads(run_here("bookies", "list", *to).out)}
+        assert sorted(map(str, bookies.values())) == ["None", "fast"]
+        for verb in (
+            ("set-broker-isolation", "public/default", "--primary", "tier=gold"),
+            ("set-bookie-affinity-group", "public/default", "-pg", "fast"),
+            ("set-persistence", "public/default", "-e", "1", "-w", "1", "-a", "1"),
+        ):
+            assert run_here("namespaces", *verb, "--url", url).code == 0
+        with magnetar.Client(url) as client:
+            producers = [client.create_producer(topic) for topic in TOPICS]
+            for each in producers:
+                each.send(b"x")
+            ledgers = json.loads(run_here("topics", "stats-internal", TOPICS[0], *to).out)["ledgers"]
+            assert [bookies[each] for ledger in ledgers for each in ledger["bookies"]] == ["fast"]
+            assert gold.stop() == 0
+            refused = run_here("topics", "stats", TOPICS[0], "--url", url)
+            assert (refused.code, "asks for brokers with labels tier=gold" in refused.err) == (1, True), refused
+            cluster.start("again", "broker", *at, "--name", "again", "--labels", "tier=gold").wait_ready()
+            for each in producers:
+                each.send(b"y")
+        wrong = run_cli("broker", *at, "--labels", "gold")
+        assert (wrong.code, "a label is NAME=VALUE" in wrong.err) == (2, True), wrong

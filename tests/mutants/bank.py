@@ -452,6 +452,16 @@ def _passed_over() -> Iterator[Mutant]:
          f"{topic}test_shown.py::"
          "test_a_compaction_ends_before_the_first_open_transaction_in_its_positions_and_in_its_indexes",
          "seeds with transactions compact nothing"),
+        ("M30e", brokers.any_broker_gets_a_bundle, "",
+         "tests/broker/cluster/test_isolation.py::test_whichever_broker_is_asked_an_allowed_one_gets_the_bundle",
+         "namespaces of seeds ask for no labels"),
+        ("M30f", brokers.primaries_take_all_back_at_once, "",
+         "tests/balance/test_isolated.py::test_primary_brokers_that_flap_around_the_minimum_move_nothing_to_and_fro",
+         "as M30e"),
+        ("M30g", brokers.lost_copies_go_anywhere, "",
+         "tests/ledger/test_bookie_groups.py::"
+         "test_auto_recovery_makes_copies_within_the_group_and_elsewhere_only_when_the_group_is_used_up",
+         "bookies of seeds have no groups"),
         ("M87", brokers.first_compaction_holds_nothing, "34",
          f"{log}test_compaction.py::"
          "test_from_the_start_of_the_first_compaction_on_the_log_is_held_until_its_survivors_are_copied",

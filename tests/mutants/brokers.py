@@ -7,7 +7,10 @@ from typing import Any
 
 from msgspec import structs
 
+from magnetar.bookie.maintenance import repair_worker
+from magnetar.broker.cluster import isolation_core
 from magnetar.broker.cluster.catalog import Catalog
+from magnetar.broker.cluster.isolation_core import BrokerIsolation
 from magnetar.broker.cluster.ownership import Ownership
 from magnetar.broker.cluster.shares_core import GrantedShare, ShareGrants, ShareReport
 from magnetar.broker.log.compaction import Compaction, CompactionRun
@@ -26,6 +29,7 @@ from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.dedup_core import DedupCore, ProducerSequenceProgress
 from magnetar.broker.topic.producer import TopicProducer
 from magnetar.broker.topic.transactions import TopicTransactions
+from magnetar.ledger.placement_core import ANY_GROUP
 from magnetar.metadata.records import BrokerRecord, OwnerRecord, TopicLedger, encode_record
 from magnetar.metadata.store import NodeUpdate, PutNode, get_record, update_nodes
 from magnetar.proto.applied import AppliedPolicies
@@ -199,6 +203,21 @@ def end_index_passes_an_open_transaction(stack: Stack) -> None:
         self._end_index = of.log.shape.end_index
 
     put(stack, CompactionRun, "__init__", init)
+
+
+def any_broker_gets_a_bundle(stack: Stack) -> None:
+    """M30e: a bundle without an owner goes to any broker of the group, whatever its namespace asks for."""
+    put(stack, BrokerIsolation, "select_allowed", lambda self, available: list(available))
+
+
+def primaries_take_all_back_at_once(stack: Stack) -> None:
+    """M30f: bundles leave a fallback broker as soon as enough primary brokers are there, so a flap moves them twice."""
+    put(stack, isolation_core, "FALLBACK_KEPT_S", 0.0)
+
+
+def lost_copies_go_anywhere(stack: Stack) -> None:
+    """M30g: auto-recovery makes the copies of a ledger with groups at any bookie."""
+    put(stack, repair_worker, "decode_bookie_groups", lambda properties: ANY_GROUP)
 
 
 def first_compaction_holds_nothing(stack: Stack) -> None:

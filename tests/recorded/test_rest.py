@@ -83,6 +83,7 @@ PUT /admin/v2/clusters/elsewhere {{}}
 GET /admin/v2/clusters/standalone/peers
 GET /admin/v2/clusters/standalone/failureDomains
 GET /admin/v2/clusters/standalone/namespaceIsolationPolicies
+GET /admin/v2/clusters/standalone/namespaceIsolationPolicies/public/default
 GET /admin/v2/none
 PATCH /admin/v2/tenants
 """
@@ -407,6 +408,8 @@ POLICIES = {
     "SubscribeRate": '{"subscribeThrottlingRatePerConsumer":10,"ratePeriodInSecond":3}',
     "AutoSubscription": '{"allowAutoSubscriptionCreation":false}',
     "DelayedDelivery": '{"active":false,"tickTime":5,"maxDeliveryDelayInMillis":6}',
+    "BookieAffinity": '{"bookkeeperAffinityGroupPrimary":"fast,big","bookkeeperAffinityGroupSecondary":"slow"}',
+    "BrokerIsolationLabels": '{"primaryLabels":["tier=gold"],"fallbackLabels":["*"],"primaryBrokersMin":2}',
     "InactiveTopics": '{"inactiveTopicDeleteMode":"delete_when_no_subscriptions","maxInactiveDurationSeconds":9,'
                       '"deleteWhileInactive":true}',
 }  # fmt: skip

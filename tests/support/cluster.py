@@ -66,9 +66,9 @@ class Cluster:
         self.brokers: list[Broker] = []
         self.sessions: list[Any] = []
 
-    async def add_bookie(self) -> Bookie:
+    async def add_bookie(self, group: str = "") -> Bookie:
         data = self.folder / f"bookie-{len(self.bookies)}"
-        bookie = await Bookie.start(self.world, BookieConfig(data=str(data)), self.store.new_session())
+        bookie = await Bookie.start(self.world, BookieConfig(data=str(data), group=group), self.store.new_session())
         self.bookies.append(bookie)
         return bookie
 

@@ -13,7 +13,12 @@ import pytest
 
 from magnetar.admin import AdminClient
 from magnetar.asyncio import Client
-from magnetar.broker.cluster.balance_core import BALANCE_CHECK_INTERVAL_S, BELIEVED_REPORTS_MIN, MOVED_BUNDLE_REST_S
+from magnetar.broker.cluster.balance_core import (
+    BALANCE_CHECK_INTERVAL_S,
+    BELIEVED_REPORTS_MIN,
+    MOVED_BUNDLE_REST_S,
+    MOVES_PER_BROKER_MAX,
+)
 from magnetar.broker.server import Broker
 from magnetar.broker.session import balancing
 from magnetar.broker.session.administration import Administration
@@ -24,6 +29,7 @@ from magnetar.metadata.store import get_record
 from magnetar.proto import operations as op
 from magnetar.proto.errors import Unavailable, WrongProtocol
 from magnetar.proto.names import NamespaceName
+from magnetar.proto.policies import Policies
 from magnetar.proto.statistics import BalanceStatus, MeasuredLoad
 from magnetar.runtime.tasks import Tasks
 from tests.support.cluster import Cluster, cluster
@@ -189,6 +195,33 @@ class AsyncPublisher:
         (ended,) = await asyncio.gather(self._running, return_exceptions=True)
         await self._client.close()
         assert isinstance(ended, asyncio.CancelledError), f"a client saw {ended!r}"
+
+
+async def test_the_leader_moves_what_is_misplaced_first_to_the_broker_that_may_have_it_and_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with balanced(tmp_path, monkeypatch) as found, AsyncPublisher(found) as published:
+        gold = await found.add("gold", labels="tier=gold")
+        async with AdminClient(f"magnetar://{gold.endpoint}") as admin:
+            await admin.set_namespace_policies("public/default", Policies(primary_broker_labels=("tier=gold",)))
+        first = found.brokers["first"].topic_manager
+        while not await first.list_misplaced_bundles():  # known there by its watch  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await found.checks(1)
+        assert found.leaders == ["first"]
+        assert found.moved == MOVES_PER_BROKER_MAX, "it waits for no averages"
+        await found.checks(5)
+        await published(3)
+        await load_all(found)
+        assert len(gold.topics) == TOPICS
+        assert first.balancing.statistics()["moves_failed"] == 0
+        moved = found.moved
+        await found.checks(2 * BELIEVED_REPORTS_MIN)
+        assert found.moved == moved, "it is the busiest one, and no other one may have any"
+        answer = await Administration(first).unload_namespace(NamespaceName("public", "default"), here=False)
+        assert answer.bundles > 0
+        await load_all(found)
+        assert len(gold.topics) == TOPICS
 
 
 async def test_the_leader_dies_while_its_moves_run_and_the_next_one_goes_on(

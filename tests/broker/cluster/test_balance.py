@@ -52,6 +52,15 @@ def test_the_bundle_that_fits_best_moves_first() -> None:
     assert plan_balance(["a", "b"], bundles) == [PlannedMove("/half", "a", "b", 50.0)]
 
 
+def test_a_bundle_is_planned_for_a_broker_that_may_have_it_and_stays_where_there_is_none() -> None:
+    may = frozenset(("a", "gold"))
+    bundles = {"a": [BundleLoad(f"/{at}", 10.0, may) for at in range(8)], "b": [], "gold": []}
+    moves = plan_balance(["a", "b", "gold"], bundles)
+    assert {each.target for each in moves} == {"gold"}
+    assert len(moves) == 4
+    assert plan_balance(["a", "b"], bundles) == []
+
+
 def test_each_plan_narrows_the_loads_and_moves_each_bundle_once() -> None:
     for seed in range(200):
         rng = random.Random(seed)
@@ -137,7 +146,7 @@ async def test_a_move_from_a_broker_that_has_ended_meanwhile_is_not_told_as_done
         async def list_those_left() -> Any:
             return [each for each in await list_brokers() if not (planned and each.name == "first")]
 
-        def plan(names: Any, bundles: Any) -> Any:
+        def plan(names: Any, bundles: Any, allowed: Any) -> Any:
             planned.extend(names)
             return plan_balance_of_brokers(names, bundles)
 

@@ -17,7 +17,7 @@ from tests.broker.rest.http import ANY, V2, Http, T, serving
 
 NS = f"{V2}/namespaces/public/default"
 SUPER = {"Authorization": "Bearer root"}
-OF_CLUSTER = ("peers", "failureDomains", "namespaceIsolationPolicies")
+OF_CLUSTER = ("peers", "failureDomains")
 ALICE = {"Authorization": "Bearer alice"}
 NAMES = {
     "domain:domain": "persistent", "tenant": "public", "namespace": "default", "topic": "t",

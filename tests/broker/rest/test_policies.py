@@ -1,5 +1,6 @@
 """Policies in Pulsar's form: what has no meaning is refused (tests/recorded/test_rest.py: what is set is shown)."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ GIVEN = {
     "encryptionRequired": True, "offloadThreshold": 100, "offloadThresholdInSeconds": 5, "offloadDeletionLagMs": 5,
     "offloadPolicies": {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadBucket": "b"},
     "replicatorDispatchRate": RATE, "antiAffinity": "x",
-    "persistence/bookieAffinity": {"bookkeeperAffinityGroupPrimary": "g"},
 }  # fmt: skip
 
 
@@ -122,3 +122,22 @@ def test_quotas_below_one_byte_are_refused_and_minus_one_is_no_limit() -> None:
         with pytest.raises(HttpError):
             parse_quota(given, kind)
     assert make_quota_map(Policies()) == {}
+
+
+async def test_pulsars_isolation_policies_show_the_brokers_that_have_the_labels_of_a_namespace(tmp_path: Path) -> None:
+    every = f"{V2}/clusters/magnetar/namespaceIsolationPolicies"
+    async with serving(tmp_path) as (http, _, running):
+        assert await http.get(every) == {}
+        await http.get(f"{every}/public/default", 404)
+        gold = await running.add_broker(name="gold", labels="tier=gold", share_group="other")
+        body = {"primaryLabels": ["tier=gold"], "fallbackLabels": ["*"], "primaryBrokersMin": 2}
+        await http.done("POST", f"{NS}/brokerIsolation", body)
+        shown = (await http.get(every))["public/default"]
+        assert shown == await http.get(f"{every}/public/default")
+        assert [re.fullmatch(each, str(gold.endpoint)) is not None for each in shown["primary"]] == [True]
+        assert len(shown["secondary"]) == 1
+        assert shown["namespaces"] == ["public/default"]
+        assert shown["auto_failover_policy"] == {
+            "policy_type": "min_available", "parameters": {"min_limit": "2", "usage_threshold": "100"},
+        }  # fmt: skip
+        await http.get(f"{V2}/clusters/none/namespaceIsolationPolicies", 404)
