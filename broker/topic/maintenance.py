@@ -258,10 +258,9 @@ class TopicMaintenance:
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
         if log.state is TopicState.SERVING and must_roll_ledger(
-            log.shape, self._topic.applied, self._topic.trim_limits(), quiet_s=now - self._quiet_since,
-            age_s=log.ledger_age_s,
-            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
-            unread=self._topic.retention_without_subscriptions(),
+            self._topic.name, log.shape, self._topic.applied, self._topic.trim_limits(),
+            quiet_s=now - self._quiet_since, age_s=log.ledger_age_s, idle_s=self.roll_idle_s,
+            now_ms=self._world.clock.wall_ms(), unread=self._topic.retention_without_subscriptions(),
         ):  # fmt: skip
             await log.roll_ledger()
 

@@ -516,6 +516,10 @@ def _passed_over() -> Iterator[Mutant]:
          "tests/broker/topic/test_lost_subscriptions.py"
          "::test_a_name_is_free_when_its_deletion_has_ended_and_a_failed_one_is_repeated",
          "programs of seeds do not repeat it"),
+        ("M99p", brokers.ledgers_of_one_age_end_together, "",
+         "tests/broker/log/test_log_shape.py"
+         "::test_ten_thousand_topics_of_one_age_end_their_ledgers_evenly_over_a_fifth_of_it",
+         "a seed lives for minutes, and has few topics"),
         ("M98h", subscriptions.redriven_to_all, "",
          "tests/client/test_redrive.py::test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers",
          "no seed sends letters back"),

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from magnetar.broker.cluster.ownership import Ownership
+from magnetar.broker.log import log_shape_core
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.compaction_core import SurvivingMessageSearch
 from magnetar.broker.log.log import Log
@@ -244,3 +245,8 @@ def given_away_before_it_is_closed(stack: Stack) -> None:
         await unload()
 
     put(stack, Ownership, "_move", move)
+
+
+def ledgers_of_one_age_end_together(stack: Stack) -> None:
+    """M99p: ledgers that began at one moment all end at the age of the setting, at one moment."""
+    put(stack, log_shape_core, "LEDGER_AGE_JITTER", 0.0)
