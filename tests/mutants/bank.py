@@ -520,6 +520,13 @@ def _passed_over() -> Iterator[Mutant]:
          "tests/broker/log/test_log_shape.py"
          "::test_ten_thousand_topics_of_one_age_end_their_ledgers_evenly_over_a_fifth_of_it",
          "a seed lives for minutes, and has few topics"),
+        ("M99q", subscriptions.holes_from_before_a_seek_count, "",
+         "tests/broker/subscription/test_cursors.py"
+         "::test_after_a_seek_the_holes_of_an_older_ledger_do_not_count", "bookies of seeds take ledgers"),
+        ("M99r", subscriptions.state_without_room_is_durable, "",
+         "tests/broker/subscription/test_cursors.py"
+         "::test_of_a_state_without_room_the_last_holes_wait_for_a_ledger_and_none_that_was_durable_is_lost",
+         "as M99q"),
         ("M98h", subscriptions.redriven_to_all, "",
          "tests/client/test_redrive.py::test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers",
          "no seed sends letters back"),
