@@ -49,6 +49,7 @@ class Feature(enum.Enum):
     COMMIT_NOTES = (2, "the note of a commit in a cursor, which an older broker does not open")
     STARTED_BROKERS = (2, "StartedBrokerRecord, which an older broker of that name does not delete when it closes")
     BALANCER = (2, "BalancerRecord: moves need brokers that take assigned bundles")
+    UNSYNCED_ADDS = (2, "adds that are answered before their sync, which an older bookie refuses")
 
 
 class _Written:
