@@ -29,10 +29,10 @@ from typing import NamedTuple
 import msgspec
 
 from ...metadata import paths
-from ...metadata.records import DamagedRecord, PoliciesRecord
+from ...metadata.records import DamagedRecord, Feature, PoliciesRecord, may_write_feature
 from ...metadata.store import MetadataStore, NodeChanged, WatchReset, get_record, update_record
 from ...proto.applied import AppliedPolicies
-from ...proto.errors import MagnetarError, NotFound
+from ...proto.errors import MagnetarError, NotAllowed, NotFound
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import Policies, check_policies, complete_retention_pairs, merge_policies, remove_policies
 from ...runtime.tasks import Supervisor
@@ -161,7 +161,13 @@ class PolicyCache:
     ) -> Policies:  # fmt: skip
         """Sets the policies in `given`, and removes the policies named in `remove`, for the topic or the namespace; if
         `name` is None, for all brokers. Returns the policies that are then set there. Raises InvalidRequest if the
-        policies contradict each other. Raises the errors of the metadata, too."""
+        policies contradict each other, NotAllowed if a value has to wait for the end of an upgrade. Raises the errors
+        of the metadata, too."""
+        if given.durability == "memory" and not may_write_feature(Feature.UNSYNCED_ADDS):
+            raise NotAllowed(
+                "durability=memory needs bookies that all know it: finish the upgrade first (`magnetar cluster "
+                "finish-upgrade`)"
+            )
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()

@@ -156,6 +156,8 @@ class BrokerConfig(AppliedPolicies, frozen=True):
                     f"{pair[0]} ({minutes}) and {pair[1]} ({mib}): both are 0 (not at all), or neither is; "
                     "-1: without limit", setting=pair[0],
                 )  # fmt: skip
+        if self.durability == "memory" and self.deduplication:
+            raise InvalidConfiguration("durability=memory loses what deduplication promises", setting="durability")
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
             raise InvalidConfiguration(
                 f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
@@ -212,11 +214,13 @@ class BrokerConfig(AppliedPolicies, frozen=True):
 
 class LedgerReplication(msgspec.Struct, frozen=True):
     """The replication of a new ledger: the number of bookies (`ensemble_size`), the number of copies of each entry
-    (`write_quorum`), and the number of copies (`ack_quorum`) that must be synced before an entry is confirmed."""
+    (`write_quorum`), and the number of copies (`ack_quorum`) that must be synced before an entry is confirmed.
+    `unsynced`: True if these copies need not be synced; only the log of a topic heeds it."""
 
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
+    unsynced: bool = False
 
     def __str__(self) -> str:
         return f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"

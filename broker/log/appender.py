@@ -22,6 +22,7 @@ from math import inf
 from typing import Protocol
 
 from ...ledger import LedgerWriter
+from ...ledger.metadata_core import is_answered_from_memory
 from ...ledger.reader_core import PayloadTailChecksum
 from ...metadata.records import TopicLedger
 from ...proto.checksum import JOINED_BYTES_MIN
@@ -276,7 +277,8 @@ class LogAppender:
         if self.writer is None:
             return None
         record = self.writer.record
-        return LedgerReplication(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        unsynced = is_answered_from_memory(record)
+        return LedgerReplication(record.ensemble_size, record.write_quorum, record.ack_quorum, unsynced)
 
     @property
     def is_degraded(self) -> bool:

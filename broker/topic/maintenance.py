@@ -252,16 +252,18 @@ class TopicMaintenance:
             part.run_due_work(self._topic.applied)
 
     async def roll_ledger(self) -> None:
-        """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one. Raises
-        the errors of `TopicLog.roll_ledger`."""
+        """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one; or if the
+        policy `durability` has changed since it began. Raises the errors of `TopicLog.roll_ledger`."""
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
-        if log.state is TopicState.SERVING and must_roll_ledger(
+        written = log.replication
+        changed = written is not None and written.unsynced != self._topic.is_durable_in_memory
+        if log.state is TopicState.SERVING and (changed or must_roll_ledger(
             self._topic.name, log.shape, self._topic.applied, self._topic.trim_limits(),
             quiet_s=now - self._quiet_since, age_s=log.ledger_age_s, idle_s=self.roll_idle_s,
             now_ms=self._world.clock.wall_ms(), unread=self._topic.retention_without_subscriptions(),
-        ):  # fmt: skip
+        )):  # fmt: skip
             await log.roll_ledger()
 
     async def trim_ledgers(self) -> None:
