@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from magnetar.bookie.adds import AddRequestHandler, VerifiedAddRequest
 from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.common.errors import InvalidConfiguration, NotAllowedError, OperationNotSupported
 from magnetar.client.consume.consumer import Consumer
+from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.ledger import sender
 from magnetar.ledger.metadata_core import is_answered_from_memory
@@ -30,6 +32,14 @@ TOPIC = f"persistent://{NAMESPACE}/fast"
 
 async def all_of(consumer: Consumer) -> list[Any]:
     return await take_until_quiet(consumer.receive, 300)
+
+
+async def compact(admin: AdminClient) -> None:
+    await admin.compact(TOPIC)
+    async with asyncio.timeout(10):
+        while (await admin.compaction_status(TOPIC)).state.name == "RUNNING":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (await admin.compaction_status(TOPIC)).state.name == "SUCCESS"
 
 
 class Site:
@@ -259,10 +269,7 @@ async def test_a_topic_with_memory_is_compacted_gives_dead_letters_and_is_read_a
         for _ in range(12):  # each comes again once
             await shared.negative_acknowledge(await shared.receive(10_000))
         assert len({(await letters.receive(10_000)).data() for _ in range(6)}) == 6
-        await site.admin.compact(TOPIC)
-        async with asyncio.timeout(10):
-            while (await site.admin.compaction_status(TOPIC)).state.name != "SUCCESS":  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await compact(site.admin)
         compacted = await site.client.subscribe(
             TOPIC, "c", is_read_compacted=True, initial_position=InitialPosition.Earliest
         )
@@ -271,3 +278,61 @@ async def test_a_topic_with_memory_is_compacted_gives_dead_letters_and_is_read_a
     others = [each for each in await site.ledgers() if "durability" not in each.properties]
     assert any(map(is_answered_from_memory, logs))
     assert others, "what compaction and cursors store is synced"
+
+
+async def test_after_all_bookies_lost_the_newest_entries_the_topic_its_cursors_and_its_compacted_form_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookie forgets what it answered last, as if it had been killed before the sync, and the broker dies too. What
+    was delivered and compacted of it is gone; all that comes later is delivered once, and nothing else is lost."""
+    kept, admit = 6, AddRequestHandler._admit
+
+    def forgetting(self: AddRequestHandler, batch: VerifiedAddRequest) -> None:
+        if batch.unsynced and batch.entry >= kept:
+            self._answer_stored(batch, 0.0)
+        else:
+            admit(self, batch)
+
+    monkeypatch.setattr(AddRequestHandler, "_admit", forgetting)
+    async with cluster(tmp_path, brokers=2, durability="memory", cursor_flush_s=0.01) as running:
+        site = Site(running)
+        producer = await site.client.create_producer(TOPIC, batching_enabled=False)
+        consumer = await site.client.subscribe(TOPIC, "s", ack_receipt_enabled=True)
+        for number in range(10):
+            await producer.send(b"%d" % number, partition_key=f"k{number}")
+            if number == 4:
+                await compact(site.admin)
+        for number in range(10):
+            message = await consumer.receive(10_000)
+            assert message.data() == b"%d" % number
+            await consumer.acknowledge(message)
+        first = running.brokers[0]
+        topic = first.topics[TOPIC]
+        assert topic.log.shape.end_index == 10
+        await topic.log._appender.writer.abandon()  # type: ignore[union-attr]
+        assert first._serving is not None
+        await first._serving.close()
+        running.sessions[0].abandon()
+        other = aio.Client(f"magnetar://{running.brokers[1].endpoint}")
+        async with asyncio.timeout(60):
+            again = await other.subscribe(TOPIC, "s")
+            late = await other.create_producer(TOPIC, batching_enabled=False)
+        shape = running.brokers[1].topics[TOPIC].log.shape
+        assert shape.end_index == kept, "the newest are gone, for readers too"
+        for number in range(20, 23):
+            await late.send(b"%d" % number, partition_key="k")
+        found = [(await again.receive(10_000)).data() for _ in range(3)]
+        assert found == [b"20", b"21", b"22"], "what was acknowledged does not come again, and nothing new is skipped"
+        reader = await other.create_reader(TOPIC, MessageId.earliest)
+        read = [(await reader.read_next(10_000)).data() for _ in range(kept + 3)]
+        assert read == [b"%d" % number for number in [*range(kept), 20, 21, 22]]
+        admin = AdminClient(f"magnetar://{running.brokers[1].endpoint}")
+        for compacts in (False, True):
+            if compacts:
+                await compact(admin)
+            reader = await other.create_reader(TOPIC, MessageId.earliest, is_read_compacted=True)
+            new = [b"22"] if compacts else [b"20", b"21", b"22"]
+            read = [(await reader.read_next(10_000)).data() for _ in range(kept + len(new))]
+            assert read == [*(b"%d" % number for number in range(kept)), *new]
+        clients = (other, admin, site.client, site.admin)
+        await asyncio.gather(*(each.close() for each in clients), return_exceptions=True)
