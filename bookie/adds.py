@@ -211,7 +211,7 @@ class _Queue:
 
 class AddRequestHandler:
     """Passes the ADD and ADD_MANY requests of a bookie to the store and answers them. The service must call
-    `on_add_request` or `serve_add_without_flags` for each request, `answer_journaled_adds` when the journal has written
+    `on_add_request` or `serve_client_add` for each request, `answer_journaled_adds` when the journal has written
     a group, and `admit_held_adds` when the store may have room again. Calls `pressure(True)` when the sockets should
     read slowly, `pressure(False)` when they may read normally. Calls `newcomer` with a request whose ledger is unknown
     here. Bounds, in bytes: `entry_bytes_max` for one entry, `held_bytes_max` for each of the two queues of held
