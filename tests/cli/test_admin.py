@@ -53,7 +53,7 @@ SET = {
     "schema-validation-enforce": (["--enable"], {"schema_validation_enforced": True}),
     "is-allow-auto-update-schema": (["--disable"], {"schema_auto_update": False}),
     "key-index": (["-i", "keys"], {"key_index": "keys"}),
-    "durability": (["-d", "memory"], {"durability": "memory"}),
+    "durability": (["-d", "disk"], {"durability": "disk"}),
 }  # fmt: skip
 
 
