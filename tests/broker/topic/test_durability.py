@@ -16,6 +16,7 @@ from magnetar.client.common.errors import InvalidConfiguration, NotAllowedError,
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.client.transactions.process import Output
 from magnetar.ledger import sender
 from magnetar.ledger.metadata_core import is_answered_from_memory
 from magnetar.metadata import paths, records
@@ -178,6 +179,8 @@ async def test_a_transaction_publishes_nothing_to_such_a_topic(site: Site) -> No
         with pytest.raises(NotAllowedError, match="transactions promise not to"):
             await producer.send(b"x", txn=transaction)
         await transaction.abort()
+        with pytest.raises(NotAllowedError, match="transactions promise not to"):
+            await site.client.half([Output(b"x", producer=producer)], group="g")
         await producer.send(b"y")
 
 
