@@ -1,7 +1,9 @@
 """scrape: what a page of metrics costs the loop of a broker with very many topics, and how long it is held at a time.
 
 The value is the processor time of the loop for a page, in ms, with `metrics_topics` as it is by default; in the detail
-the longest step of the loop, and the same of the lines of a page with each topic (`all`), without its walk.
+the longest step of the loop, and the same of the lines of a page with each topic (`all`), without its walk. With more
+than TOPICS_WALKED_ON_REQUEST topics a page needs no walk: the rounds of maintenance measure them, and `round_ms` is the
+processor time of that, every `trim_interval_s`.
 Topics are stand-ins with real logs, cursors and counters: to make 100,000 real ones takes minutes. One in ten has
 traffic and a backlog. The text is made in the thread of the request, and is not part of it.
 """
@@ -11,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
 from magnetar.broker.log.reader import TopicLogReader
-from magnetar.broker.node.survey import TopicSurveyRunner
+from magnetar.broker.node.survey import TOPICS_WALKED_ON_REQUEST, TopicSurveyRunner
+from magnetar.broker.node.topic_manager import TOPICS_PER_BUCKET
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.subscription import NO_DELIVERY_COUNTS
@@ -70,7 +74,7 @@ def stand_in_broker(topics: dict[str, Any], config: BrokerConfig) -> Any:
         metrics_topics=config.metrics_topics, publish_seconds=Histogram(DURATION_BOUNDS), bookie_statistics=dict,
         memory=CallerMemory(), coordinators=(), metadata_use=MetadataResponsiveness(clock),
         survey=TopicSurveyRunner(clock, topics.values), load_seconds=Histogram(DURATION_BOUNDS), lookups=0,
-        balancing=SimpleNamespace(statistics=dict),
+        balancing=SimpleNamespace(statistics=dict), idle_unloads=0,
     )  # fmt: skip
     return SimpleNamespace(topic_manager=owned)
 
@@ -85,16 +89,33 @@ def scrape(options: Options) -> Run:
     usual.topic_manager.survey._last = None
     for each in busy:
         each.record_published(10, 1000)
+    survey = usual.topic_manager.survey
+    if count > TOPICS_WALKED_ON_REQUEST:
+        run.detail["round_ms"], run.detail["round_longest_step_ms"] = _steps(lambda: _round(survey, topics))
     run.value, longest = _page(usual)
-    run.detail = {"topics": count, "longest_step_ms": longest}
+    run.detail |= {"topics": count, "longest_step_ms": longest}
     every = stand_in_broker(topics, BrokerConfig(metrics_topics="all"))
     asyncio.run(every.topic_manager.survey.run_survey())  # it is the other's that is measured
     run.detail["all_ms"], run.detail["all_longest_step_ms"] = _page(every)
     return run
 
 
+async def _round(survey: TopicSurveyRunner, topics: dict[str, Any]) -> None:
+    each = list(topics.values())
+    survey.begin_round()
+    for start in range(0, len(each), TOPICS_PER_BUCKET):
+        await survey.add_to_round(each[start : start + TOPICS_PER_BUCKET])
+        await asyncio.sleep(0)
+    survey.end_round()
+
+
 def _page(broker: Any) -> tuple[float, float]:
     """Returns the processor time of the steps of the loop for a page, and of the longest, in ms."""
+    return _steps(lambda: MeasuredParts(broker=broker)(MetricsPage()))
+
+
+def _steps(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
+    """Returns the processor time of the steps of the loop for `work`, and of the longest, in ms."""
     steps, honest = list[float](), asyncio.Handle._run
 
     def step(handle: asyncio.Handle) -> None:
@@ -107,7 +128,7 @@ def _page(broker: Any) -> tuple[float, float]:
         gc.disable()  # a collection is no work of the page
         steps.clear()
         await asyncio.sleep(0)
-        await MeasuredParts(broker=broker)(MetricsPage())
+        await work()
 
     asyncio.Handle._run = step  # type: ignore[method-assign]
     try:

@@ -51,8 +51,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from itertools import islice
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from typing import TypeVar
 
 import msgspec
@@ -68,7 +67,7 @@ from ..metadata.records import (
     UnderReplicatedRecord,
     get_written_format,
 )
-from ..metadata.store import ANY_VERSION, MetadataStore, get_record, put_record
+from ..metadata.store import ANY_VERSION, MetadataStore, get_record, iterate_nodes, parse_ledger_ids, put_record
 from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, MagnetarError, NotFound, Unauthorized, Unavailable
 from ..proto.versions import PRODUCT
 from ..runtime.access import LOCAL_PRINCIPAL, Principal, PrincipalKind
@@ -367,6 +366,8 @@ T = TypeVar("T")
 
 READS_AT_ONCE = 32
 LISTED_DEFAULT = 1000
+LEDGERS_PER_PAGE = 256
+"""Ledgers whose records are in memory at a time while the records of all are read."""
 SAMPLED_MARKS_MAX = 500
 """The number of ledgers with a repair mark whose records are read to estimate the bytes that are left to copy."""
 WORKER_RATE_FRESH_MS = 15_000
@@ -424,13 +425,14 @@ class RepairAdmin:
         check_option_names(options, ("limit", "after", "bookie", "state"))
         limit, after = _number(options, "limit", LISTED_DEFAULT), _number(options, "after", -1)
         bookie, state = _text(options, "bookie"), _text(options, "state")
-        ids = iter([each for each in await marks.list_ledger_ids(self._session(), paths.LEDGERS) if each > after])
         found: list[LedgerRecord] = []
-        while len(found) <= limit and (some := list(islice(ids, 256))):
+        async for records in self._all_records(after):
             found += [
-                record for record in await self._records(some)
+                record for record in records
                 if state in ("", record.state) and (not bookie or bookie in list_bookies_of_ledger(record))
             ]  # fmt: skip
+            if len(found) > limit:
+                break
         return {"ledgers": [_short(record) for record in found[:limit]], "more": len(found) > limit}
 
     async def _ledger(self, options: VerbOptions) -> JsonObject:
@@ -494,8 +496,9 @@ class RepairAdmin:
         available, departing = await marks.list_registered_bookies(store), await marks.list_departing_bookies(store)
         cookies = await store.children(paths.COOKIES)
         named: Counter[str] = Counter()
-        for record in await self._records(await marks.list_ledger_ids(store, paths.LEDGERS)):
-            named.update(list(list_bookies_of_ledger(record)))
+        async for records in self._all_records():
+            for record in records:
+                named.update(list(list_bookies_of_ledger(record)))
         rows: list[JsonObject] = []
         for bookie in sorted({*available, *departing, *cookies, *named}):
             record_, state = available.get(bookie), "writable"
@@ -569,8 +572,16 @@ class RepairAdmin:
     # ------------------------------------------------------------------------------ reading
     async def _records_on(self, bookie: str) -> list[LedgerRecord]:
         """Returns the records of all ledgers that have a fragment on the bookie."""
-        records = await self._records(await marks.list_ledger_ids(self._session(), paths.LEDGERS))
-        return [record for record in records if bookie in list_bookies_of_ledger(record)]
+        return [
+            record
+            async for records in self._all_records() for record in records if bookie in list_bookies_of_ledger(record)
+        ]  # fmt: skip
+
+    async def _all_records(self, after: int = -1) -> AsyncIterator[list[LedgerRecord]]:
+        """Yields the records of all ledgers with ids above `after`, ascending by id, in parts."""
+        segment = "" if after < 0 else f"{after:020d}"
+        async for names in iterate_nodes(self._session(), paths.LEDGERS, segment, LEDGERS_PER_PAGE):
+            yield await self._records(parse_ledger_ids(paths.LEDGERS, names))
 
     async def _records(self, ledgers: Sequence[int]) -> list[LedgerRecord]:
         store = self._session()

@@ -48,10 +48,11 @@ from .common.retry import LogThrottle
 from .grpc import checked as later
 from .grpc.checked import AuthorizedService
 from .grpc.connection import BrokerService
-from .node.load_turns import MEMORY_MEASURE_INTERVAL_S
+from .node.load_turns import MEMORY_MEASURE_INTERVAL_S, MEMORY_MEASURE_INTERVAL_S_PER_TOPIC
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
 from .session.schedules import ScheduleRunner
+from .session.sharing import LimitSharer
 from .subscription.core.subscription_types import ENTRY_POINT_GROUP, load_installed_types
 from .topic.topic import Topic
 
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.broker")
 
 OpenMetadataSession = Callable[[], Awaitable[MetadataStore]]
-BLOCKED_CHECK_INTERVAL_S = 1.0
-"""Seconds between two checks while a backlog quota blocks producers: they learn that late that there is room."""
 LOAD_REPORT_INTERVAL_S = 10.0
 """Seconds between two reports of a broker's load; a report is a write of the metadata, if the load has changed."""
 ORDERS_CHECK_INTERVAL_S = 1.0
@@ -157,6 +156,7 @@ class Broker:
         self.background.start_supervised("broker-members", self._read_members)
         self.background.start_supervised("broker-schedules", self.schedules.run)
         self.background.start_supervised("broker-schedules-watch", self.schedules.follow_schedules)
+        self.background.start_supervised("broker-shares", LimitSharer(self.topic_manager).run)
         if config.share_group:
             self.background.start_supervised("broker-balancer", self._balance_load)
         if config.state_memory_bytes:
@@ -200,12 +200,8 @@ class Broker:
 
     async def _maintain_topics(self) -> None:
         while True:
-            interval_s = self._config.trim_interval_s
-            await asyncio.sleep(
-                min(interval_s, BLOCKED_CHECK_INTERVAL_S) if self.topic_manager.is_blocking_producers else interval_s
-            )
             try:
-                await self.topic_manager.maintain_topics()
+                await self.topic_manager.maintain_topics_in_buckets(self._config.trim_interval_s)
             except Exception:  # a fault in one topic must not end the upkeep of all
                 _LOG.exception("topics were not looked after")
             try:
@@ -267,8 +263,9 @@ class Broker:
 
     async def _measure_memory(self) -> None:
         while True:
-            await asyncio.sleep(MEMORY_MEASURE_INTERVAL_S)
-            await self.topic_manager.state.measure_topics(self.topic_manager.loaded.values())
+            loaded = self.topic_manager.loaded
+            await asyncio.sleep(max(MEMORY_MEASURE_INTERVAL_S, len(loaded) * MEMORY_MEASURE_INTERVAL_S_PER_TOPIC))
+            await self.topic_manager.state.measure_topics(loaded.values())
 
     async def _sweep(self) -> None:
         while True:

@@ -36,12 +36,20 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import aclosing
 
 import msgspec
 
 from ..metadata import paths
 from ..metadata.records import BookieRecord, DamagedEntriesRecord, RacksRecord, decode_record
-from ..metadata.store import NODE_ABSENT, MetadataStore, WatchReset, get_record, put_record
+from ..metadata.store import (
+    NODE_ABSENT,
+    MetadataStore,
+    VersionedValue,
+    get_record,
+    group_changes,
+    put_record,
+)
 from ..proto.errors import BackPressure, BadVersion, InvalidConfiguration, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.files import Buffer
 from ..runtime.network import AnswerListener, Endpoint, Peer, PeerClientKeys, PeerReply, World
@@ -435,13 +443,9 @@ class Bookies:
                 revision = await self._metadata.revision()
                 await self._list()
                 self._listed.set()
-                async for change in self._metadata.watch(paths.BOOKIES_ROOT, revision):
-                    if isinstance(change, WatchReset):
-                        break
-                    if change.path == paths.RACKS:
-                        await self._refresh_racks()
-                    elif change.path.startswith(f"{paths.AVAILABLE_BOOKIES}/"):
-                        await self._refresh(change.path.rpartition("/")[2])
+                async with aclosing(group_changes(self._metadata.watch(paths.BOOKIES_ROOT, revision))) as groups:
+                    async for changed in groups:
+                        await self._apply_changes(changed)
             except MagnetarError as error:
                 if not error.retryable:
                     raise
@@ -456,14 +460,28 @@ class Bookies:
             if self._listings == listings:
                 await self._list()
 
+    async def _apply_changes(self, changed: set[str]) -> None:
+        if paths.RACKS in changed:
+            await self._refresh_racks()
+        folder = f"{paths.AVAILABLE_BOOKIES}/"
+        bookies = sorted(each.removeprefix(folder) for each in changed if each.startswith(folder))
+        async with self._refreshing:  # records are applied in the order in which they were read
+            nodes = await self._metadata.read_nodes(paths.AVAILABLE_BOOKIES, bookies)
+            for bookie in bookies:
+                self._apply_node(bookie, nodes.get(bookie))
+
     async def _list(self) -> None:
         await self._refresh_racks()
-        names = await self._metadata.children(paths.AVAILABLE_BOOKIES)
-        for gone in sorted(set(self._available) - set(names)):
-            del self._available[gone]
-        for name in names:
-            await self._refresh(name)
+        await self._read_registrations()
         self._listings += 1
+
+    async def _read_registrations(self) -> None:
+        async with self._refreshing:
+            nodes = await self._metadata.read_nodes(paths.AVAILABLE_BOOKIES)
+            for gone in sorted(set(self._available) - set(nodes)):
+                del self._available[gone]
+            for bookie, node in nodes.items():
+                self._apply_node(bookie, node)
 
     async def _refresh_racks(self) -> None:
         async with self._refreshing:
@@ -473,16 +491,13 @@ class Bookies:
             except ValueError as error:
                 _LOG.error("the racks in the metadata are not used, their record is invalid: %s", error)
 
-    async def _refresh(self, bookie: str) -> None:
-        path = paths.bookie(bookie)
-        async with self._refreshing:  # records are applied in the order in which they were read
-            node = await self._metadata.get(path)
-            self._available.pop(bookie, None)
-            if node is not None:
-                try:
-                    self._apply_registration(bookie, decode_record(node.value, BookieRecord, path))
-                except ValueError as error:  # a damaged record, uuid or endpoint: this bookie only is not used
-                    _LOG.error("bookie %s is not used, its registration is invalid: %s", bookie, error)
+    def _apply_node(self, bookie: str, node: VersionedValue | None) -> None:
+        self._available.pop(bookie, None)
+        if node is not None:
+            try:
+                self._apply_registration(bookie, decode_record(node.value, BookieRecord, paths.bookie(bookie)))
+            except ValueError as error:  # a damaged record, uuid or endpoint: this bookie only is not used
+                _LOG.error("bookie %s is not used, its registration is invalid: %s", bookie, error)
 
     def _apply_registration(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)

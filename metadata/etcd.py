@@ -30,7 +30,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, NoReturn
 
 from ..proto import etcd_pb2 as etcd
@@ -56,7 +56,16 @@ from .session import (
     SessionState,
     SessionStore,
 )
-from .store import OPERATIONS_PER_COMMIT, CommitOperation, MetadataDisk, NodeChanged, VersionedValue, WatchReset
+from .store import (
+    NODES_PER_PAGE,
+    OPERATIONS_PER_COMMIT,
+    CommitOperation,
+    MetadataDisk,
+    NodeChanged,
+    NodePage,
+    VersionedValue,
+    WatchReset,
+)
 from .tree_core import check_operations, check_path, check_prefix
 
 RANGE_RPC = find_rpc("etcdserverpb.KV", "Range")
@@ -402,6 +411,28 @@ class EtcdStore(SessionStore):
             return sorted(listing.names)
 
         return await self._repeat_read(list_pages)
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        check_prefix(folder)
+        request = core.make_page_range(self._keys, folder, after, min(limit, core.KEYS_PER_PAGE))
+        while True:
+            page = core.parse_page(self._keys, folder, await self._ask(RANGE_RPC, request))
+            if page.nodes or not page.following:
+                return NodePage(list(page.nodes), bool(page.following))
+            request.key = page.following  # only nodes further below
+
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
+        if names is not None:
+            return await super().read_nodes(folder, names)
+        check_prefix(folder)
+        request = core.make_page_range(self._keys, folder, "", core.NODES_PER_PAGE, values=True)
+        found = dict[str, VersionedValue]()
+        while True:
+            page = core.parse_page(self._keys, folder, await self._ask(RANGE_RPC, request))
+            found |= {name: VersionedValue(value, version) for name, (version, value) in page.nodes.items()}
+            if not page.following:
+                return found
+            request.key = page.following
 
     async def revision(self) -> int:
         request = etcd.RangeRequest(key=self._keys.session_key(self._lease), count_only=True)

@@ -61,6 +61,8 @@ from .tree_core import check_version, is_at_or_below
 
 REQUEST_OVERHEAD_BYTES = 1024
 """What etcd adds to a request before it measures it: its id, and the name of the user."""
+NODES_PER_PAGE = 500
+"""Nodes with their values of one page of a listing, for folders of small nodes."""
 KEYS_PER_PAGE = 3000
 """Keys of one page of a listing: 12 MiB of the longest paths, and about 300 kB of usual ones."""
 
@@ -431,10 +433,19 @@ def parse_node(answer: etcd.RangeResponse) -> tuple[StoredVersion, bytes] | None
     if not answer.kvs:
         return None
     (pair,) = answer.kvs
+    version, value = _parse_pair(pair)
+    return StoredVersion(version, pair.mod_revision, is_second=pair.key.endswith(SECOND_KEY_SUFFIX)), value
+
+
+def _parse_pair(pair: etcd.KeyValue) -> tuple[int, bytes]:
+    """Returns the version and the value of the node that is stored at this key; NODE_ABSENT for the version of one at
+    its second key that was read without its value."""
     if not pair.key.endswith(SECOND_KEY_SUFFIX):
-        return StoredVersion(pair.version - 1, pair.mod_revision, is_second=False), pair.value
+        return pair.version - 1, pair.value
+    if not pair.value:
+        return NODE_ABSENT, b""
     version, _, _ = SECOND_KEY_HEAD_STRUCT.unpack_from(pair.value)
-    return StoredVersion(version, pair.mod_revision, is_second=True), pair.value[SECOND_KEY_HEAD_STRUCT.size :]
+    return version, pair.value[SECOND_KEY_HEAD_STRUCT.size :]
 
 
 def parse_stored_version(answer: etcd.RangeResponse) -> StoredVersion | None:
@@ -478,6 +489,40 @@ class ChildrenListing:
                 key=following, range_end=self._end, limit=asked.limit, keys_only=True,
                 revision=asked.revision or answer.header.revision,
             )  # fmt: skip
+
+
+class KeyPage(NamedTuple):
+    """The nodes in one answer of a listing: name → (version, value), sorted by name; without a meaning if the request
+    was for keys only. `following`: the key at which the next page begins; empty if there is none."""
+
+    nodes: dict[str, tuple[int, bytes]]
+    following: bytes
+
+
+def make_page_range(
+    keys: TreeKeys, folder: str, after: str, limit: int, *, values: bool = False
+) -> etcd.RangeRequest:
+    """Returns the request for at most `limit` nodes below `folder`, from the name after `after` on: for their keys, or
+    with `values` for all of them."""
+    first, end = keys.folder_range(folder)
+    key = first + after.encode() + _AFTER_SECOND if after else first
+    return etcd.RangeRequest(key=key, range_end=end, limit=limit, keys_only=not values)
+
+
+def parse_page(keys: TreeKeys, folder: str, answer: etcd.RangeResponse) -> KeyPage:
+    """Returns the nodes directly below `folder` that the answer to `make_page_range` has. Leaves out the nodes further
+    below, and keys of other programs."""
+    head, nodes = len(keys.folder_range(folder)[0]), dict[str, tuple[int, bytes]]()
+    for pair in answer.kvs:
+        segment = pair.key[head:].removesuffix(SECOND_KEY_SUFFIX)
+        if b"/" not in segment and (name := _decode(segment)):
+            nodes[name] = _parse_pair(pair)
+    if not answer.more or not answer.kvs:
+        return KeyPage(nodes, b"")
+    last = answer.kvs[-1].key
+    segment, slash, _ = last[head:].partition(b"/")
+    following = last[:head] + segment + b"0" if slash else last.removesuffix(SECOND_KEY_SUFFIX) + _AFTER_SECOND
+    return KeyPage(nodes, following)
 
 
 # ------------------------------------------------------------------------------------------ watches

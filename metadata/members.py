@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import replace
 
 from ..proto.errors import MagnetarError, SessionExpired, Unavailable
@@ -32,7 +34,16 @@ from ..runtime.network import PeerServerKeys, World
 from ..runtime.peer.sockets import MemberNetwork
 from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records
-from .store import ANY_VERSION, NODE_ABSENT, DeleteNode, MetadataStore, PutNode, WatchReset, get_record
+from .store import (
+    ANY_VERSION,
+    NODE_ABSENT,
+    DeleteNode,
+    MetadataStore,
+    PutNode,
+    VersionedValue,
+    get_record,
+    group_changes,
+)
 
 MEMBER_LIST_INTERVAL_S = 0.25
 MEMBER_LIST_RETRY_S = 0.5
@@ -184,10 +195,9 @@ class Members:
             try:
                 revision = await session.revision()
                 await self._list(session)
-                async for change in session.watch(paths.MEMBERS, revision):
-                    if isinstance(change, WatchReset):
-                        break
-                    await self._refresh(session, change.path)
+                async with aclosing(group_changes(session.watch(paths.MEMBERS, revision))) as groups:
+                    async for changed in groups:
+                        await self._refresh(session, changed)
             except SessionExpired:
                 return
             except MagnetarError as error:
@@ -200,34 +210,41 @@ class Members:
         async with self._table:
             found: dict[str, Principal] = {}
             for role in await session.children(paths.MEMBERS):
-                for key in await session.children(f"{paths.MEMBERS}/{role}"):
-                    if (principal := await self._read(session, role, key)) is not None:
+                for key, node in (await session.read_nodes(f"{paths.MEMBERS}/{role}")).items():
+                    if (principal := self._parse(role, key, node)) is not None:
                         found[key] = principal
             self._left(self._known.keys() - found.keys())
             self._known = found
 
-    async def _refresh(self, session: MetadataStore, path: str) -> None:
-        role, _, key = path.removeprefix(f"{paths.MEMBERS}/").partition("/")
+    async def _refresh(self, session: MetadataStore, changed: set[str]) -> None:
+        keys = defaultdict[str, list[str]](list)
+        for path in sorted(changed):
+            role, _, key = path.removeprefix(f"{paths.MEMBERS}/").partition("/")
+            keys[role].append(key)
         async with self._table:
-            principal = await self._read(session, role, key)
-            if principal is None:
-                self._left(self._known.keys() & {key})
-                self._known.pop(key, None)
-            else:
-                self._known[key] = principal
+            for role, some in keys.items():
+                nodes = await session.read_nodes(f"{paths.MEMBERS}/{role}", some)
+                found = {key: self._parse(role, key, node) for key, node in nodes.items()}
+                for key in some:
+                    self._apply(key, found.get(key))
 
-    async def _read(self, session: MetadataStore, role: str, key: str) -> Principal | None:
-        """Returns the member with this role and key; None if there is none, or if the record does not match its path.
-        The role in the path counts, because only processes with this role may write there."""
+    def _apply(self, key: str, principal: Principal | None) -> None:
+        if principal is not None:
+            self._known[key] = principal
+            return
+        self._left(self._known.keys() & {key})
+        self._known.pop(key, None)
+
+    @staticmethod
+    def _parse(role: str, key: str, node: VersionedValue) -> Principal | None:
+        """Returns the member with this role and key; None if the record is damaged, or does not match its path. The
+        role in the path counts, because only processes with this role may write there."""
         path = paths.member(role, key)
         try:
-            found = await get_record(session, path, records.MemberRecord)
+            record = records.decode_record(node.value, records.MemberRecord, path)
         except ValueError as error:
             _LOG.error("a member is not admitted, its record is damaged: %s", error)
             return None
-        if found is None:
-            return None
-        record = found[0]
         if (record.role, record.key) != (role, key):
             _LOG.error("a member is not admitted, the record at %s is of another one", path)
             return None

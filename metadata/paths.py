@@ -27,6 +27,7 @@
     /volatile/<tenant>/<ns>/<topic>             PartitionedRecord of a non-persistent topic; it has no other record
     /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
     /policies/@brokers                          PoliciesRecord of all brokers: what changed while they run
+    /policies/<tenant>                          PoliciesRecord of a tenant
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
     /grants/<tenant>/<ns>                       GrantsRecord: what roles may do in a namespace and its topics
@@ -253,6 +254,11 @@ def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str
 def grants(tenant_: str, namespace_: str) -> str:
     """Returns the path of the record of the access rights of a namespace."""
     return f"{GRANTS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
+
+
+def tenant_policies(tenant_: str) -> str:
+    """Returns the path of the record of a tenant's policies. Below it are those of its namespaces."""
+    return f"{POLICIES}/{encode_segment(tenant_)}"
 
 
 def namespace_policies(tenant_: str, namespace_: str) -> str:

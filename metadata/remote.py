@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, NoReturn
 
 from ..proto import wire_pb2 as wire
@@ -50,12 +50,14 @@ from .session import (
 )
 from .store import (
     NODE_ABSENT,
+    NODES_PER_PAGE,
     CheckNodeVersion,
     CommitOperation,
     DeleteNode,
     MetadataDisk,
     MetadataStore,
     NodeChanged,
+    NodePage,
     PutNode,
     VersionedValue,
     WatchReset,
@@ -332,6 +334,28 @@ class RemoteStore(SessionStore):
         check_prefix(path)
         reply: wire.Names = await self._ask(CHILDREN_RPC, wire.GetRequest(path=path))
         return list(reply.names)
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        check_prefix(folder)
+        reply: wire.Names = await self._ask(CHILDREN_RPC, wire.GetRequest(path=folder, after=after, limit=limit))
+        # a service of an older release returns all names, also those before and those without a node
+        return NodePage([name for name in reply.names if name > after], reply.more)
+
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
+        check_prefix(folder)
+        wanted, found, more = sorted(names or ()), dict[str, VersionedValue](), names is None or bool(names)
+        after = ""
+        while more:
+            some, wanted = wanted[:NODES_PER_PAGE], wanted[NODES_PER_PAGE:]
+            reply: wire.Names = await self._ask(
+                CHILDREN_RPC, wire.GetRequest(path=folder, after=after, limit=NODES_PER_PAGE, values=True, nodes=some)
+            )
+            if len(reply.nodes) < len(reply.names):
+                return await super().read_nodes(folder, names)  # a service of an older release answers names alone
+            values = [VersionedValue(node.value, node.version) for node in reply.nodes]
+            found |= dict(zip(reply.names, values, strict=True))
+            after, more = (reply.names[-1] if reply.names else ""), reply.more or bool(wanted)
+        return found
 
     async def revision(self) -> int:
         reply: wire.GetReply = await self._ask(GET_RPC, wire.GetRequest(path="/cluster"))

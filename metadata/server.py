@@ -40,7 +40,7 @@ from ..runtime.tcp.listening import PROCESS_CERTIFICATES
 from . import paths
 from .remote import encode_watch_events, parse_operations
 from .sqlite import SqliteStore
-from .store import CheckNodeVersion, CommitOperation, MetadataDisk, PutNode
+from .store import NODES_PER_PAGE, CheckNodeVersion, CommitOperation, MetadataDisk, PutNode
 from .tree_core import check_prefix, is_at_or_below, may_role_write
 
 SESSION_TIMEOUT_S_MIN, SESSION_TIMEOUT_S_MAX = 0.1, 600.0
@@ -140,7 +140,16 @@ class MetadataService:
         )
 
     async def children(self, request: wire.GetRequest, context: CallContext) -> wire.Names:
-        return wire.Names(names=await self._store.children(request.path))
+        """Returns the names of all children of a node; with a `limit` in the request a page of the nodes among them,
+        with `values` a page of these nodes, or those of the names that it asks for."""
+        if request.values:
+            found, more = await self._store.read_nodes(request.path, request.after, tuple(request.nodes))
+            nodes = [wire.GetReply(exists=True, value=node.value, version=node.version) for node in found.values()]
+            return wire.Names(names=found, nodes=nodes, more=more)
+        if not request.limit:
+            return wire.Names(names=await self._store.children(request.path))
+        page = await self._store.list_nodes(request.path, request.after, min(request.limit, NODES_PER_PAGE))
+        return wire.Names(names=page.names, more=page.more)
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
         """Commits the operations under the session that the request names. Returns the new versions and the new

@@ -27,7 +27,7 @@ import asyncio
 import enum
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl
 
@@ -38,7 +38,16 @@ from ..runtime.clock import Clock
 from ..runtime.metrics import DURATION_BOUNDS, Histogram
 from ..runtime.network import Endpoint
 from ..runtime.tasks import Tasks
-from .store import CommitOperation, MetadataDisk, MetadataStore, NodeChanged, VersionedValue, WatchReset
+from .store import (
+    NODES_PER_PAGE,
+    CommitOperation,
+    MetadataDisk,
+    MetadataStore,
+    NodeChanged,
+    NodePage,
+    VersionedValue,
+    WatchReset,
+)
 from .tree_core import check_path
 
 CALL_TIMEOUT_S = 10.0
@@ -336,6 +345,12 @@ class ReconnectingStore(MetadataStore):
 
     async def children(self, path: str) -> list[str]:
         return await self._read(lambda session: session.children(path))
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        return await self._read(lambda session: session.list_nodes(folder, after, limit))
+
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
+        return await self._read(lambda session: session.read_nodes(folder, names))
 
     async def revision(self) -> int:
         return await self._read(lambda session: session.revision())

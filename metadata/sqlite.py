@@ -27,7 +27,7 @@ import os
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple, Self, TypeVar
@@ -49,11 +49,13 @@ from . import paths
 from .paths import INCARNATIONS
 from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode_record
 from .store import (
+    NODES_PER_PAGE,
     CheckNodeVersion,
     CommitOperation,
     MetadataDisk,
     MetadataStore,
     NodeChanged,
+    NodePage,
     PutNode,
     VersionedValue,
     WatchReset,
@@ -84,6 +86,8 @@ from .tree_core import (
 
 IN_MEMORY_PATH = ":memory:"
 _CLOSED = "the metadata store is closed"
+NODES_PAGE_BYTES = 1 << 20
+"""Bytes of values in one read of the nodes of a folder."""
 WAITING_JOBS_MAX = 10_000
 JOBS_PER_BATCH_MAX = 1_000
 """The largest number of jobs in one transaction of SQLite. This takes about 10 ms, for which reads wait."""
@@ -255,6 +259,28 @@ class SqliteStore:
         InvalidName, or Unavailable if the store is closed."""
         check_prefix(path)
         return await self._ask(partial(self._tree.children, path))
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        """Returns a page of the names of the nodes directly below `folder`, as `MetadataStore.list_nodes` does. Raises
+        InvalidName, or Unavailable if the store is closed."""
+        check_prefix(folder)
+        assert limit >= 1, "a page has a name"
+        names = await self._ask(partial(self._tree.list_nodes, folder, after, limit))
+        return NodePage(names, len(names) == limit)
+
+    async def read_nodes(
+        self, folder: str, after: str = "", names: Sequence[str] = ()
+    ) -> tuple[dict[str, StoredNode], bool]:
+        """Returns (the nodes directly below `folder` that sort after `after`, by name, sorted; whether there may be
+        more), of about NODES_PAGE_BYTES. With `names`: those of these names, all at once. Raises InvalidName;
+        InvalidRequest for more than NODES_PER_PAGE names; or Unavailable if the store is closed."""
+        check_prefix(folder)
+        if names:
+            if len(names) > NODES_PER_PAGE:
+                raise InvalidRequest(f"{len(names)} nodes in one request; at most {NODES_PER_PAGE} are read")
+            found = await asyncio.gather(*[self.get(f"{folder}/{name}") for name in names])  # one read of the worker
+            return {name: node for name, node in zip(names, found, strict=True) if node is not None}, False
+        return await self._ask(partial(self._tree.read_nodes, folder, after, NODES_PAGE_BYTES))
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
         """Queues a read and returns a future of its result. A text as `read` means: the node at this path."""
@@ -548,6 +574,21 @@ class LocalSession(MetadataStore):
     async def children(self, path: str) -> list[str]:
         self._store.check_session(self._session)
         return await self._store.children(path)
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        self._store.check_session(self._session)
+        return await self._store.list_nodes(folder, after, limit)
+
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
+        if names is not None:
+            return await super().read_nodes(folder, names)
+        found, after, more = dict[str, VersionedValue](), "", True
+        while more:
+            self._store.check_session(self._session)
+            nodes, more = await self._store.read_nodes(folder, after)
+            found |= {name: VersionedValue(node.value, node.version) for name, node in nodes.items()}
+            after = next(reversed(nodes), "")
+        return found
 
     async def measure_disk(self) -> MetadataDisk | None:
         return await self._store.measure_disk()

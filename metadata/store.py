@@ -26,12 +26,13 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
+from pyroaring import BitMap64
 
-from ..proto.errors import BadVersion, MagnetarError, NodeExists, OutcomeUnknown, TimedOut
+from ..proto.errors import BadVersion, InternalError, MagnetarError, NodeExists, OutcomeUnknown, TimedOut
 from . import paths
 from .records import (
     CLUSTER_FORMAT,
@@ -51,6 +52,13 @@ NODE_ABSENT = -1
 """As an expected version: the node must not exist."""
 ANY_VERSION = -2
 """As an expected version: the node may have any version, or may not exist."""
+
+CHANGES_PAUSE_S, CHANGES_PAUSE_S_MAX = 0.1, 2.0
+"""Seconds for which the changes of a folder are collected, at least and at most, while they come one after another."""
+NODES_READ_AT_ONCE = 100
+"""Nodes that are asked for together where a store has no request for many."""
+NODES_PER_PAGE = 3000
+"""Names of one page of a listing: 60 kB of ledgers, and a few milliseconds of a store."""
 
 VALUE_BYTES_MAX = 1 << 20
 """The largest value of a node, in bytes, as in ZooKeeper."""
@@ -126,6 +134,14 @@ class MetadataDisk(NamedTuple):
     refusal: str = ""
 
 
+class NodePage(NamedTuple):
+    """A part of the names of the nodes directly below a folder, sorted. `more`: there may be further names after the
+    last of `names`; if it is False, `names` has all that were left."""
+
+    names: list[str]
+    more: bool
+
+
 class MetadataStore(Protocol):
     """A client's session with the metadata tree. The module's docstring says what its callers may rely on. Implemented
     by LocalSession, RemoteStore, ZookeeperStore and EtcdStore, and by ReconnectingStore, which uses several in turn.
@@ -147,6 +163,31 @@ class MetadataStore(Protocol):
         bookie deletes the ledgers that are not listed, so a store that could read an older state (ZooKeeper) syncs
         first. Returns an empty list if there is no node below `path`. Raises the errors of `get`."""
         ...
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        """Returns a page of the names (segments) of the nodes directly below `folder` that sort after the name `after`:
+        usually at most `limit`, which must be at least 1. Unlike `children`, leaves out names that have no node of
+        their own, only nodes below them.
+
+        Each page is linearizable by itself, as `get` is; two pages may be of different revisions. So of the nodes that
+        existed when the first page was asked for, only those that were deleted meanwhile are missing. A store that can
+        read a folder only as a whole returns all names that are left at once. Raises the errors of `get`."""
+        ...
+
+    async def read_nodes(self, folder: str, names: Collection[str] | None = None) -> dict[str, VersionedValue]:
+        """Returns the nodes directly below `folder`, by name, sorted; leaves out names that have no node of their own.
+        For folders of some thousand small nodes. `names`: only those; None: all.
+
+        Each node is as `get` returns it; two nodes may be of different revisions. So of the nodes that existed at the
+        call, only those that were deleted meanwhile are missing. A store that reads many nodes at once overrides this.
+        Raises the errors of `get`."""
+        wanted = await self.children(folder) if names is None else sorted(names)
+        found = dict[str, VersionedValue]()
+        for start in range(0, len(wanted), NODES_READ_AT_ONCE):
+            some = wanted[start : start + NODES_READ_AT_ONCE]
+            nodes = await asyncio.gather(*[self.get(f"{folder}/{name}") for name in some])
+            found |= {name: node for name, node in zip(some, nodes, strict=True) if node is not None}
+        return found
 
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         """Commits all operations or none, in order. Returns the new version of each operation's node (NODE_ABSENT:
@@ -268,13 +309,60 @@ async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> 
     if node is None:
         UNREADABLE_RECORDS.remove(path)
         return None
+    record = _decode_readable_record(path, node, cls)
+    return None if record is None else (record, node.version)
+
+
+async def read_readable_records(store: MetadataStore, folder: str, cls: type[R]) -> list[R]:
+    """Returns the records directly below `folder`, sorted by name, without those that this process cannot decode, which
+    are logged and counted (`UNREADABLE_RECORDS`). Raises the errors of `MetadataStore.read_nodes`."""
+    nodes = await store.read_nodes(folder)
+    found = [_decode_readable_record(f"{folder}/{name}", node, cls) for name, node in nodes.items()]
+    return [record for record in found if record is not None]
+
+
+def _decode_readable_record(path: str, node: VersionedValue, cls: type[R]) -> R | None:
     try:
         record = decode_record(node.value, cls, path)
     except DamagedRecord as error:
         UNREADABLE_RECORDS.record_unreadable(path, error)
         return None
     UNREADABLE_RECORDS.remove(path)
-    return record, node.version
+    return record
+
+
+async def group_changes(watch: AsyncIterator[NodeChanged | WatchReset]) -> AsyncGenerator[set[str]]:
+    """Yields the paths that `watch` reports: the first at once, and while others come those of a pause together. The
+    pause is CHANGES_PAUSE_S, and twice as long after each pause with a change, up to CHANGES_PAUSE_S_MAX. So a watcher
+    of a folder in which a thousand processes register asks some times, and not for each of them. Ends at a
+    WatchReset. Raises the errors of the watch."""
+    found, news = set[str](), asyncio.Event()
+
+    async def collect() -> None:
+        async for change in watch:
+            if isinstance(change, WatchReset):
+                return
+            found.add(change.path)
+            news.set()
+
+    collecting = asyncio.create_task(collect(), name="metadata-changes")
+    collecting.add_done_callback(lambda _: news.set())
+    pause_s = CHANGES_PAUSE_S
+    try:
+        while True:
+            await news.wait()
+            news.clear()
+            if found:
+                some, found = found, set()
+                yield some
+            if collecting.done():
+                collecting.result()
+                return
+            await asyncio.wait([collecting], timeout=pause_s)
+            pause_s = min(2 * pause_s, CHANGES_PAUSE_S_MAX) if found else CHANGES_PAUSE_S
+    finally:
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
 
 
 def ledger_id_of(path: str) -> int | None:
@@ -291,6 +379,34 @@ def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
     """Returns the ledger ids in `names`, the names of the nodes below `folder`. Leaves out names that are no ledger
     ids; they are logged and counted (`UNREADABLE_RECORDS`)."""
     return [ledger for name in names if (ledger := ledger_id_of(f"{folder}/{name}")) is not None]
+
+
+async def iterate_nodes(
+    store: MetadataStore, folder: str, after: str = "", limit: int = NODES_PER_PAGE
+) -> AsyncIterator[list[str]]:
+    """Yields the names of the nodes directly below `folder` that sort after `after`, sorted, in pages of
+    `MetadataStore.list_nodes`. So a folder with a million nodes is never in memory as a whole, unless the store can
+    read it only so. Raises the errors of that method; then the names are not complete."""
+    more = True
+    while more:
+        names, more = await store.list_nodes(folder, after, limit)
+        if names:
+            after = names[-1]
+            for start in range(0, len(names), limit):  # of a store that returns all: the caller goes on in parts
+                yield names[start : start + limit]
+                await asyncio.sleep(0)
+        elif more:
+            raise InternalError(f"{folder}: the metadata returned an empty page after {after!r} that is not the last")
+
+
+async def read_ledger_ids(store: MetadataStore, folder: str = paths.LEDGERS) -> BitMap64:
+    """Returns the ids of the ledgers that have a node directly below `folder`, read in pages: a million consecutive ids
+    take 130 kB. Leaves out names that are no ledger ids; they are logged and counted (`UNREADABLE_RECORDS`). Raises the
+    errors of `iterate_nodes`."""
+    found = BitMap64()
+    async for names in iterate_nodes(store, folder):
+        found.update(parse_ledger_ids(folder, names))
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------- update

@@ -309,6 +309,34 @@ class MetadataTree:
         with _disk(self.path):
             return [segment for (segment,) in self._sql.execute(query, (first, low, high))]
 
+    def list_nodes(self, folder: str, after: str, limit: int) -> list[str]:
+        """Returns the names of at most `limit` nodes directly below `folder` that sort after `after`, sorted. Reads no
+        more rows than that, unless there are nodes further below. Raises Unavailable or MetadataDiskFailed."""
+        above = folder.rstrip("/") + "/"  # "/" for the root
+        query = """SELECT substr(path, ?1) FROM node WHERE path > ?2 AND path < ?3 AND instr(substr(path, ?1), '/') = 0
+                   ORDER BY path LIMIT ?4"""
+        with _disk(self.path):
+            rows = self._sql.execute(query, (len(above) + 1, above + after, above[:-1] + "0", limit))
+            return [name for (name,) in rows]
+
+    def read_nodes(self, folder: str, after: str, bytes_max: int) -> tuple[dict[str, StoredNode], bool]:
+        """Returns (the nodes directly below `folder` that sort after `after`, by name, sorted; whether there may be
+        more): as many as have `bytes_max` bytes of values, but at least one. Raises Unavailable or MetadataDiskFailed.
+        """
+        above = folder.rstrip("/") + "/"  # "/" for the root
+        query = """SELECT substr(path, ?1), value, version, session FROM node
+                   WHERE path > ?2 AND path < ?3 AND instr(substr(path, ?1), '/') = 0 ORDER BY path"""
+        found, size = dict[str, StoredNode](), 0
+        with _disk(self.path):
+            for name, value, version, session in self._sql.execute(
+                query, (len(above) + 1, above + after, above[:-1] + "0")
+            ):
+                found[name] = StoredNode(value, version, session is not None)
+                size += len(value)
+                if size >= bytes_max:
+                    return found, True
+        return found, False
+
     def incarnations(self) -> bytes:
         """Returns the encoded IncarnationsRecord of the file, with the latest incarnation last. Raises Unavailable or
         MetadataDiskFailed."""

@@ -58,7 +58,7 @@ from .session import (
     SessionStore,
     ZookeeperAddress,
 )
-from .store import NODE_ABSENT, CommitOperation, NodeChanged, VersionedValue, WatchReset
+from .store import NODE_ABSENT, NODES_PER_PAGE, CommitOperation, NodeChanged, NodePage, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_at_or_below
 from .zookeeper_connection import (
     NoZnode,
@@ -472,6 +472,11 @@ class ZookeeperStore(SessionStore):
         doubtful = [segment for segment in listed.below if segment not in there]
         holds = await _in_turns(doubtful, lambda segment: self._has_values(_below(path, segment)))
         return sorted(listed.values + [segment for segment, any_ in zip(doubtful, holds, strict=True) if any_])
+
+    async def list_nodes(self, folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        """Returns all names after `after`, because ZooKeeper lists a znode as a whole."""
+        check_prefix(folder)
+        return NodePage([name for name in (await self._list(folder, fresh=True)).values if name > after], more=False)
 
     async def _has_values(self, prefix: str) -> bool:
         """Returns whether any node below `prefix` has a value. A folder znode may be empty for some time until

@@ -47,7 +47,8 @@ Unlimited = Annotated[int, Meta(ge=-1)]
 
 class AppliedPolicies(msgspec.Struct, frozen=True):
     """The policies that are in force for a topic: for each field the value of the topic, otherwise of the namespace,
-    otherwise of the broker. Code that decides by a policy must read it anew each time, because it may change."""
+    otherwise of the tenant, otherwise of the broker. Code that decides by a policy must read it anew each time, because
+    it may change."""
 
     retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever; both 0: not at all; costs disk
     retention_mib: Unlimited = 0  # … and up to so much of each topic, what is reached first; -1: without limit
@@ -68,6 +69,14 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     publish_rate_bytes: Limit = 0  # … in bytes
     dispatch_rate_messages: Limit = 0  # per second and topic, what comes again too; 0: no limit
     dispatch_rate_bytes: Limit = 0  # … in bytes
+    namespace_publish_rate_messages: Limit = 0  # per second, of all topics of a namespace, at all brokers; 0: no limit
+    namespace_publish_rate_bytes: Limit = 0  # … in bytes
+    namespace_dispatch_rate_messages: Limit = 0  # … that are delivered, what comes again too; 0: no limit
+    namespace_dispatch_rate_bytes: Limit = 0  # … in bytes
+    tenant_publish_rate_messages: Limit = 0  # per second, of all namespaces of a tenant, at all brokers; 0: no limit
+    tenant_publish_rate_bytes: Limit = 0  # … in bytes
+    tenant_dispatch_rate_messages: Limit = 0  # … that are delivered, what comes again too; 0: no limit
+    tenant_dispatch_rate_bytes: Limit = 0  # … in bytes
     subscription_dispatch_rate_messages: Limit = 0  # per second and subscription, what comes again too; 0: no limit
     subscription_dispatch_rate_bytes: Limit = 0  # … in bytes
     subscribe_rate: Limit = 0  # how often one consumer may subscribe to a topic within a period; 0: no limit
@@ -77,7 +86,8 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     max_consumers_per_subscription: Limit = 0  # … of one of them
     max_subscriptions: Limit = 0  # of a topic; each holds data until it has acknowledged it; 0: any number
     auto_subscription_creation: bool = True  # a consumer's subscription is made when it connects; off: by operators
-    max_topics: Limit = 0  # of a namespace, each partition counts; concurrent creations may exceed it; 0: any number
+    max_topics: Limit = 0  # of a namespace, each partition counts; 0: any number
+    max_tenant_topics: Limit = 0  # of all namespaces of a tenant, likewise; costs a read of each when one is made
     max_unacked_per_consumer: Limit = 50_000  # messages; past it one of a shared type gets none until half; 0: any
     max_unacked_per_subscription: Limit = 200_000  # … and past it all of them, until half is acknowledged; 0: any
     inactive_s: Limit = 0  # a topic that was unused for so long is deleted; 0: never

@@ -187,6 +187,10 @@ GET_TENANT: Operation[values.TenantInfo] = Operation(
 )  # fmt: skip
 UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE_RULE)
 DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE_RULE)
+GET_TENANT_POLICIES: Operation[str] = Operation(
+    "GetTenantPolicies", PermissionRule(Permission.MANAGE, PermissionScope.TENANT, "name")
+)
+CHANGE_TENANT_POLICIES: Operation[None] = Operation("ChangeTenantPolicies", OPERATE_RULE)
 
 # ------------------------------------------------------------------------------------ namespaces
 LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
@@ -544,6 +548,20 @@ BALANCE_STATUS: Operation[values.BalanceStatus] = Operation(
         "brokers balance-status", "Whether brokers balance their load, how busy each is, and what moves now.",
         "Whether brokers balance their load by themselves, which one decides, how many bundles it has moved, how busy "
         "each broker is (100: all that it can do), and the bundles that move now.", "",
+    ),
+)  # fmt: skip
+SHARE_LIMITS: Operation[tuple[values.GrantedLimit, ...]] = Operation("ShareLimits", OPERATE_RULE)
+SHARED_LIMITS: Operation[values.SharedLimits] = Operation(
+    "SharedLimits", OPERATE_RULE, method="shared_limits",
+    takes=(RequestField("here", bool, "Of the broker that is asked alone."),),
+    help="Returns the limits in sum over brokers: each broker's share, its use, how often something waited, and why.",
+    routes=(HttpRoute("GET", "/admin/v3/brokers/shared-limits", "The limits in sum over brokers, and their shares.",
+                 answer="SharedLimits"),),
+    cli=CliVerb(
+        "brokers shared-limits", "What limits namespaces and tenants in sum over brokers, and which are reached.",
+        "The rates of namespaces and tenants that hold in sum over brokers: which part of the limit each broker has "
+        "and uses, what all of them want together, how often something waited there, and why the broker has that "
+        "part. A limit of which brokers want more than 1 together is reached.", "",
     ),
 )  # fmt: skip
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(

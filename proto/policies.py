@@ -1,14 +1,14 @@
 """Policies that an operator sets for a namespace or a topic: their names, their checks and their form as JSON.
 
-**Levels.** A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic
-is set on the topic and applies to each of its partitions. On the wire and in the metadata, policies are one JSON object
-with only the fields that are set: `{"message_ttl_s":600}`. The fields, with their types and defaults, are in
-proto/applied.py; broker/common/config.py resolves the levels.
-**Values.** If a field is a limit, 0 means "none" or "no limit". Only the retentions also have -1 (without limit).
-`check_policies` raises InvalidRequest, whose text says what is wrong.
-**Names.** `POLICIES` is the table of all policies by Pulsar's names. A row makes three commands for namespaces and
-three for topics (cli/admin/policies.py), and the routes of REST (broker/rest/policies.py). The gRPC operations
-`GetPolicies` and `ChangePolicies` and AdminClient use the fields.
+**Levels.** A field that is None is inherited: topic > namespace > tenant > broker (Pulsar B5). A row says at which of
+them a policy is set: those of a tenant are what bounds all its namespaces together, and no other level has them. A
+policy of a partitioned topic is set on the topic and applies to each of its partitions. On the wire and in the
+metadata, policies are one JSON object with only the fields that are set: `{"message_ttl_s":600}`. The fields, with
+their types and defaults, are in proto/applied.py; broker/common/config.py resolves the levels. **Values.** If a field
+is a limit, 0 means "none" or "no limit". Only the retentions also have -1 (without limit). `check_policies` raises
+InvalidRequest, whose text says what is wrong. **Names.** `POLICIES` is the table of all policies by Pulsar's names. A
+row makes three commands for namespaces and three for topics (cli/admin/policies.py), and the routes of REST
+(broker/rest/policies.py). The gRPC operations `GetPolicies` and `ChangePolicies` and AdminClient use the fields.
 
 Guards: tests/proto/test_policies.py; tests/broker/test_new_policy.py makes a new policy.
 """
@@ -25,7 +25,7 @@ from .policy_levels import Policies as Policies
 from .schema import Compatibility
 from .states import PULSAR_TYPE_NAMES
 
-NAMESPACE_LEVEL, TOPIC_LEVEL = "namespaces", "topics"
+TENANT_LEVEL, NAMESPACE_LEVEL, TOPIC_LEVEL = "tenants", "namespaces", "topics"
 
 
 class Field(NamedTuple):
@@ -49,6 +49,7 @@ class PolicyRestNames(NamedTuple):
     verb: str = "POST"  # that sets it, for namespaces
     topic_verb: str = "POST"
     by_cluster: bool = False  # `key` has a map from the cluster
+    tenant: str = ""  # last part of the path; empty: tenants have none
 
 
 class PolicyDefinition(NamedTuple):
@@ -136,6 +137,22 @@ POLICIES: tuple[PolicyDefinition, ...] = (
         "dispatch_rate", *_DISPATCH
     ), "How fast all its subscriptions together are served.", "-md 1000",
        rest=PolicyRestNames("dispatchRate", "dispatchRate", "topicDispatchRate", by_cluster=True)),
+    PolicyDefinition("namespace-publish-rate", _rates(
+        "namespace_publish_rate", ("-m", "--msg-publish-rate"), ("-b", "--byte-publish-rate")
+    ), "How fast all topics of a namespace together are published to, at all brokers.", "-m 1000 -b 10000000",
+       levels=(NAMESPACE_LEVEL,), rest=PolicyRestNames("namespacePublishRate", "", "")),
+    PolicyDefinition("namespace-dispatch-rate", _rates(
+        "namespace_dispatch_rate", *_DISPATCH
+    ), "How fast all topics of a namespace together are served, at all brokers.", "-md 1000",
+       levels=(NAMESPACE_LEVEL,), rest=PolicyRestNames("namespaceDispatchRate", "", "")),
+    PolicyDefinition("tenant-publish-rate", _rates(
+        "tenant_publish_rate", ("-m", "--msg-publish-rate"), ("-b", "--byte-publish-rate")
+    ), "How fast all namespaces of a tenant together are published to, at all brokers.", "-m 1000 -b 10000000",
+       levels=(TENANT_LEVEL,), rest=PolicyRestNames("", "", "", tenant="tenantPublishRate")),
+    PolicyDefinition("tenant-dispatch-rate", _rates(
+        "tenant_dispatch_rate", *_DISPATCH
+    ), "How fast all namespaces of a tenant together are served, at all brokers.", "-md 1000",
+       levels=(TENANT_LEVEL,), rest=PolicyRestNames("", "", "", tenant="tenantDispatchRate")),
     PolicyDefinition("subscription-dispatch-rate", _rates(
         "subscription_dispatch_rate", *_DISPATCH
     ), "How fast each subscription is served.", "-md 1000", rest=PolicyRestNames(
@@ -168,6 +185,10 @@ POLICIES: tuple[PolicyDefinition, ...] = (
         "max_topics", ("-t", "--max-topics-per-namespace"), "Topics and partitions"
     ), "How many topics, each partition counts.", "-t 1000", levels=(NAMESPACE_LEVEL,),
        rest=PolicyRestNames("maxTopicsPerNamespace", "", "max_topics_per_namespace")),
+    PolicyDefinition("max-topics-per-tenant", _number(
+        "max_tenant_topics", ("-t", "--max-topics-per-tenant"), "Topics and partitions"
+    ), "How many topics all namespaces have, each partition counts.", "-t 1000", levels=(TENANT_LEVEL,),
+       rest=PolicyRestNames("", "", "", tenant="maxTopicsPerTenant")),
     PolicyDefinition("auto-subscription-creation", (
         Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it connects."),
     ), "Whether consumers make subscriptions.", "--disable", rest=PolicyRestNames(
@@ -244,10 +265,8 @@ BACKOFF_STEPS_MAX = 100
 
 
 POLICY_NAMES: tuple[str, ...] = Policies.__struct_fields__
-NAMESPACE_ONLY_POLICIES: tuple[str, ...] = tuple(
-    field.name for row in POLICIES if row.levels == (NAMESPACE_LEVEL,) for field in row.fields
-)
-"""The policies that only a namespace can have."""
+LEVELS_BY_POLICY: dict[str, tuple[str, ...]] = {field.name: row.levels for row in POLICIES for field in row.fields}
+"""The levels at which each policy can be set, besides that of all brokers."""
 PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
 """The largest number of properties of a namespace or a topic, and the largest size of all their names and values
 together, in bytes."""
@@ -282,6 +301,16 @@ def decode_policies(text: str) -> Policies:
         return Policies(**{name: getattr(earlier, name) for name in POLICY_NAMES} | {"backlog_quota_bytes": size})
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"these are no policies: {error}") from error
+
+
+def check_level(policies: Policies, level: str) -> Policies:
+    """Returns the policies unchanged. Raises InvalidRequest if one of them cannot be set at this level (TENANT_LEVEL,
+    NAMESPACE_LEVEL or TOPIC_LEVEL)."""
+    for name, levels in LEVELS_BY_POLICY.items():
+        if level not in levels and getattr(policies, name) is not None:
+            where, what = (each.removesuffix("s") for each in (levels[0], level))
+            raise InvalidRequest(f"{name} is a policy of a {where}, and no {what} has one", setting=name)
+    return policies
 
 
 def merge_policies(below: Policies, above: Policies) -> Policies:

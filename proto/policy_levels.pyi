@@ -27,6 +27,14 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     publish_rate_bytes: int | None = None
     dispatch_rate_messages: int | None = None
     dispatch_rate_bytes: int | None = None
+    namespace_publish_rate_messages: int | None = None
+    namespace_publish_rate_bytes: int | None = None
+    namespace_dispatch_rate_messages: int | None = None
+    namespace_dispatch_rate_bytes: int | None = None
+    tenant_publish_rate_messages: int | None = None
+    tenant_publish_rate_bytes: int | None = None
+    tenant_dispatch_rate_messages: int | None = None
+    tenant_dispatch_rate_bytes: int | None = None
     subscription_dispatch_rate_messages: int | None = None
     subscription_dispatch_rate_bytes: int | None = None
     subscribe_rate: int | None = None
@@ -37,6 +45,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     max_subscriptions: int | None = None
     auto_subscription_creation: bool | None = None
     max_topics: int | None = None
+    max_tenant_topics: int | None = None
     max_unacked_per_consumer: int | None = None
     max_unacked_per_subscription: int | None = None
     inactive_s: int | None = None

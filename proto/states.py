@@ -177,6 +177,21 @@ class LedgerStays(_Words):
     UNKNOWN = "unknown"
 
 
+class TopicStays(_Words):
+    """The reason why a broker does not unload a topic that is loaded (`unload_idle_s`). If several apply, the first one
+    in this order is given."""
+
+    NOT_UNLOADED = "idle topics are not unloaded"
+    IN_MEMORY = "its messages are in the memory of this broker alone"
+    CLIENTS = "a producer or a consumer is connected"
+    USED = "it was used a short while ago"
+    TRANSACTION = "a transaction with messages or acknowledgements of it is open"
+    BACKLOG = "a durable subscription has not acknowledged everything"
+    WORK = "it is compacted, indexed or searched, or changes its ledger"
+    RETENTION = "messages of it are about to be deleted"
+    DELETED_UNUSED = "a policy deletes it, or its subscriptions, when they were unused for long enough"
+
+
 class CompactionState(_Words):
     """The state of a topic's last compaction, by Pulsar's names."""
 

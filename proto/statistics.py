@@ -37,15 +37,16 @@ __all__ = (
     "BrokerInfo", "BrokerScore", "BrokerSummary", "BundleMove", "BundlePage", "BundleRow",
     "ClusterSummary", "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
     "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "FilterTrial",
-    "ForgottenTransaction",
+    "ForgottenTransaction", "GrantedLimit",
     "HalfDecision", "HalfState", "HalfStats", "HeldKey", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState",
     "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "MeasuredBundle",
     "MeasuredLoad", "MetadataNode", "NamespaceInfo", "NamespaceStats",
     "NamespaceSums", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
-    "SchemaTest", "SecurityDescription", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionFilterState",
+    "SchemaTest", "SecurityDescription", "SharedLimit", "SharedLimits",
+    "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionFilterState",
     "SubscriptionStats", "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicPage",
     "TopicRow", "TopicSchema", "TopicState", "TopicStats", "TopicTransactions", "TransactionHere", "TransactionStats",
-    "Unloaded", "WhyKept", "WhyStuck",
+    "Unloaded", "WantedLimit", "WhyKept", "WhyStuck",
 )  # fmt: skip
 
 
@@ -178,6 +179,46 @@ class MeasuredLoad(Value, frozen=True):
     load: float  # of all its bundles
     window_s: float  # the measurement began so long ago
     bundles: tuple[MeasuredBundle, ...]
+
+
+class WantedLimit(Value, frozen=True):
+    """What a broker reports of a limit that holds in sum over brokers. Both numbers are parts of the limit, 0 to 1."""
+
+    limit: str  # what it is of
+    wanted: float
+    held: float  # what it may use until it has the answer
+
+
+class GrantedLimit(Value, frozen=True):
+    """What the leader answers a broker of a limit that holds in sum over brokers. Numbers are parts of the limit."""
+
+    limit: str
+    share: float  # that the broker may use
+    wanted: float  # by all brokers together
+    brokers: int  # that want a part
+
+
+class SharedLimit(Value, frozen=True):
+    """A limit that holds in sum over brokers, at one broker. `share`, `used` and `wanted` are parts of the limit."""
+
+    place: str  # tenant, or tenant/namespace
+    policy: str  # the field of the policies
+    limit: int  # messages or bytes a second, of all brokers
+    broker: str
+    share: float  # that this broker may use
+    used: float  # by this broker, until its last report
+    wanted: float  # by all brokers together; 0: not known
+    brokers: int  # that want a part; 0: not known
+    throttled: int  # how often something waited at this broker
+    why: str  # why the broker has this share
+
+
+class SharedLimits(Value, frozen=True):
+    """The limits that hold in sum over brokers, at each broker with topics that they bound. `silent`: brokers that do
+    not answer, or are of an older release."""
+
+    limits: tuple[SharedLimit, ...]
+    silent: tuple[str, ...]
 
 
 class BrokerScore(Value, frozen=True):

@@ -1622,10 +1622,14 @@ class Name(_message.Message):
     def __init__(self, name: _Optional[str] = ..., precise_backlog: bool = ...) -> None: ...
 
 class Names(_message.Message):
-    __slots__ = ("names",)
+    __slots__ = ("names", "more", "nodes")
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+    more: bool
+    nodes: _containers.RepeatedCompositeFieldContainer[GetReply]
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., more: bool = ..., nodes: _Optional[_Iterable[_Union[GetReply, _Mapping]]] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
     __slots__ = ("name", "force", "incarnation")
@@ -1682,6 +1686,24 @@ class PoliciesReply(_message.Message):
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     policies: str
     def __init__(self, policies: _Optional[str] = ...) -> None: ...
+
+class TenantPoliciesRequest(_message.Message):
+    __slots__ = ("name", "applied")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    applied: bool
+    def __init__(self, name: _Optional[str] = ..., applied: bool = ...) -> None: ...
+
+class ChangeTenantPoliciesRequest(_message.Message):
+    __slots__ = ("name", "set", "remove")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    set: str
+    remove: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., set: _Optional[str] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChangePoliciesRequest(_message.Message):
     __slots__ = ("namespace", "topic", "set", "remove")
@@ -1955,15 +1977,97 @@ class BalanceStatusReply(_message.Message):
     moving: _containers.RepeatedCompositeFieldContainer[BundleMoveRow]
     def __init__(self, is_on: bool = ..., leader: _Optional[str] = ..., moves: _Optional[int] = ..., failed: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerScoreRow, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ...) -> None: ...
 
+class WantedShareRow(_message.Message):
+    __slots__ = ("limit", "wanted", "held")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    limit: str
+    wanted: float
+    held: float
+    def __init__(self, limit: _Optional[str] = ..., wanted: _Optional[float] = ..., held: _Optional[float] = ...) -> None: ...
+
+class ShareLimitsRequest(_message.Message):
+    __slots__ = ("broker", "run", "number", "limits")
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    broker: str
+    run: str
+    number: int
+    limits: _containers.RepeatedCompositeFieldContainer[WantedShareRow]
+    def __init__(self, broker: _Optional[str] = ..., run: _Optional[str] = ..., number: _Optional[int] = ..., limits: _Optional[_Iterable[_Union[WantedShareRow, _Mapping]]] = ...) -> None: ...
+
+class GrantedShareRow(_message.Message):
+    __slots__ = ("limit", "share", "wanted", "brokers")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    limit: str
+    share: float
+    wanted: float
+    brokers: int
+    def __init__(self, limit: _Optional[str] = ..., share: _Optional[float] = ..., wanted: _Optional[float] = ..., brokers: _Optional[int] = ...) -> None: ...
+
+class ShareLimitsReply(_message.Message):
+    __slots__ = ("shares",)
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    shares: _containers.RepeatedCompositeFieldContainer[GrantedShareRow]
+    def __init__(self, shares: _Optional[_Iterable[_Union[GrantedShareRow, _Mapping]]] = ...) -> None: ...
+
+class SharedLimitsRequest(_message.Message):
+    __slots__ = ("here",)
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    here: bool
+    def __init__(self, here: bool = ...) -> None: ...
+
+class SharedLimitRow(_message.Message):
+    __slots__ = ("place", "policy", "limit", "broker", "share", "used", "wanted", "brokers", "throttled", "why")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    policy: str
+    limit: int
+    broker: str
+    share: float
+    used: float
+    wanted: float
+    brokers: int
+    throttled: int
+    why: str
+    def __init__(self, place: _Optional[str] = ..., policy: _Optional[str] = ..., limit: _Optional[int] = ..., broker: _Optional[str] = ..., share: _Optional[float] = ..., used: _Optional[float] = ..., wanted: _Optional[float] = ..., brokers: _Optional[int] = ..., throttled: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class SharedLimitsReply(_message.Message):
+    __slots__ = ("limits", "silent")
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    limits: _containers.RepeatedCompositeFieldContainer[SharedLimitRow]
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, limits: _Optional[_Iterable[_Union[SharedLimitRow, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ListTopicsRequest(_message.Message):
-    __slots__ = ("namespace", "partitions", "in_memory_here")
+    __slots__ = ("namespace", "partitions", "in_memory_here", "after", "limit")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     IN_MEMORY_HERE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     partitions: bool
     in_memory_here: bool
-    def __init__(self, namespace: _Optional[str] = ..., partitions: bool = ..., in_memory_here: bool = ...) -> None: ...
+    after: str
+    limit: int
+    def __init__(self, namespace: _Optional[str] = ..., partitions: bool = ..., in_memory_here: bool = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class NamespaceStatsRequest(_message.Message):
     __slots__ = ("namespace", "after", "brief")
@@ -2994,10 +3098,18 @@ class BackupReply(_message.Message):
     def __init__(self, path: _Optional[str] = ..., revision: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("path",)
+    __slots__ = ("path", "after", "limit", "values", "nodes")
     PATH_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     path: str
-    def __init__(self, path: _Optional[str] = ...) -> None: ...
+    after: str
+    limit: int
+    values: bool
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, path: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., values: bool = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetReply(_message.Message):
     __slots__ = ("exists", "value", "version", "revision", "ephemeral")

@@ -30,14 +30,15 @@ TOKEN_ROUNDING = 1e-6
 class TokenBucket:
     """A token bucket that limits one rate, in tokens per second. `burst`: the most tokens that are saved up; None: as
     many as the rate gives in a second. A new bucket is full. `now` is always the caller's time in seconds, and must not
-    go back."""
+    go back. `spent`: the tokens that `spend_tokens` has removed."""
 
-    __slots__ = ("_at", "_burst", "_tokens", "rate")
+    __slots__ = ("_at", "_burst", "_tokens", "rate", "spent")
 
     def __init__(self, rate: float, now: float, burst: float | None = None) -> None:
         self.rate = rate
         self._burst = burst
         self._tokens = self.burst
+        self.spent = 0.0
         self._at = now
 
     @property
@@ -61,6 +62,7 @@ class TokenBucket:
         """Removes `count` tokens from the bucket. The number of tokens may become negative, which is a debt."""
         self._fill(now)
         self._tokens -= count
+        self.spent += count
 
     def available_tokens(self, now: float) -> float:
         """Returns the number of tokens that are available now; a negative number is a debt."""
@@ -138,6 +140,11 @@ class RateLimit:
     def delay_s(self, now: float) -> float:
         """Returns the seconds until both limits allow at least one more message; 0 if both allow one now."""
         return max((bucket.delay_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
+
+    def count_spent(self) -> tuple[float, float]:
+        """Returns (messages, bytes) that were counted since there is a limit for them; 0 if there is none."""
+        messages, size = (0.0 if bucket is None else bucket.spent for bucket in self._buckets)
+        return messages, size
 
     def available_tokens(self, now: float) -> tuple[float, float]:
         """Returns (the number of messages, the number of bytes) for which there are tokens now. A number is infinite if

@@ -2,8 +2,8 @@
 
 A ledger is *dead* when, in this order,
  1. the store is not in limbo, and the ledger was here before the listing began (later arrivals are out of scope);
- 2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
-    (`MetadataStore.children`), succeeded and does not name the ledger;
+ 2. the cluster's instance is the cookie's; the listing of the metadata, of which each page is linearizable
+    (`MetadataStore.list_nodes`), succeeded and does not name the ledger;
  3. the metadata still has everything that this process stored in it (`went_back`), or an operator accepted it;
  4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/client.py). A ledger that has no
     record and is not among them is *unexplained*: the metadata may be damaged, an older copy, or another one. Such a
@@ -44,7 +44,7 @@ from pyroaring import BitMap64
 
 from ...ledger import client as deletions
 from ...metadata import paths, records
-from ...metadata.store import MetadataStore, parse_ledger_ids
+from ...metadata.store import MetadataStore, iterate_nodes, parse_ledger_ids
 from ...proto.errors import Busy, MagnetarError, NewerFormat, Unavailable
 from ...runtime.clock import Clock
 from ...runtime.files import join_path
@@ -177,7 +177,6 @@ DOUBTFUL_DELETIONS_MIN = 10
 share."""
 LOGGED_LEDGERS_MAX = 5
 """The largest number of unexplained ledgers that a log message names."""
-_PART = 4096
 _READS_MAX = 64
 """The largest number of metadata reads at a time."""
 
@@ -402,7 +401,7 @@ class GarbageCollector:
             self._suspects = {}
         if force:
             accepted = await self._make_acceptance(metadata)
-        missing = local - await _ids(await metadata.children(paths.LEDGERS))
+        missing = await _select_missing(metadata, local)
         if force and accepted is not None:
             accepted = accepted._replace(ledgers=missing)
         given_up = BitMap64() if accepted is None else accepted.ledgers & missing
@@ -502,14 +501,13 @@ class GarbageCollector:
             raise ValueError(f"the metadata is of cluster {record.instance}, not {self._instance}: nothing is deleted")
 
 
-async def _ids(names: list[str]) -> BitMap64:
-    """Returns the ledger ids in the node names `names`. Pauses between parts, because a million names at once would
-    delay adds."""
-    found = BitMap64()
-    for at in range(0, len(names), _PART):
-        found.update(parse_ledger_ids(paths.LEDGERS, names[at : at + _PART]))
-        await asyncio.sleep(0)
-    return found
+async def _select_missing(metadata: MetadataStore, local: BitMap64) -> BitMap64:
+    """Returns those of the ledgers `local` that the metadata does not list. Lists them in pages, because a million
+    names at once would delay adds. Each page is read after `local` was, and a ledger has a record before it is here."""
+    missing = local.copy()
+    async for names in iterate_nodes(metadata, paths.LEDGERS):
+        missing -= BitMap64(parse_ledger_ids(paths.LEDGERS, names))
+    return missing
 
 
 async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:

@@ -17,6 +17,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from pyroaring import BitMap64
+
 from ...ledger.client import LedgerClient
 from ...metadata import paths
 from ...metadata.records import (
@@ -29,7 +31,15 @@ from ...metadata.records import (
     LedgerRecord,
     UnderReplicatedRecord,
 )
-from ...metadata.store import ANY_VERSION, UNREADABLE_RECORDS, DeleteNode, MetadataStore, WatchReset, ledger_id_of
+from ...metadata.store import (
+    ANY_VERSION,
+    UNREADABLE_RECORDS,
+    DeleteNode,
+    MetadataStore,
+    WatchReset,
+    ledger_id_of,
+    read_ledger_ids,
+)
 from ...proto.errors import MagnetarError
 from ...runtime.network import World
 from ...runtime.tasks import run_together
@@ -235,10 +245,10 @@ class Auditor:
 
     async def _scan(self) -> None:
         """Sets the repair mark of every ledger, and removes the marks of ledgers that do not exist any more."""
-        listed = await marks.list_ledger_ids(self._metadata, paths.LEDGERS)
-        marked = await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
+        listed = await read_ledger_ids(self._metadata)
+        marked = await read_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
         self._named = {}
-        await self._each(sorted({*listed, *marked}), partial(self._judge, marked=frozenset(marked)))
+        await self._each(listed | marked, partial(self._judge, marked=marked))
         self.counters["repair_scans"] += 1
         self.counters["repair_scanned_ledgers"] += len(listed)
 
@@ -249,7 +259,7 @@ class Auditor:
         left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
         ledgers = {**changed, **dict.fromkeys(left)}
         if ledgers:
-            marked = frozenset(await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS))
+            marked = await read_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
@@ -268,7 +278,7 @@ class Auditor:
         await asyncio.gather(*[keep() for _ in range(RECORD_READS_AT_ONCE)])
 
     async def _judge(
-        self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: frozenset[int] | None = None, *,
+        self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: BitMap64 | None = None, *,
         changed: bool = False,
     ) -> None:  # fmt: skip
         """Sets the ledger's repair mark, or removes it. `marked`, the ledgers that had a mark a moment ago, saves a
@@ -364,11 +374,11 @@ class Auditor:
         """Checks the copies of all ledgers at their bookies, again and again. Ledgers that were just closed are checked
         first."""
         pass_ends = 0.0
-        waiting: list[int] = []
+        waiting = BitMap64()
         while True:
             now = self._clock.monotonic()
             if not waiting and now >= pass_ends and self._config.check_pass_s:
-                waiting = await marks.list_ledger_ids(self._metadata, paths.LEDGERS)
+                waiting = await read_ledger_ids(self._metadata)
                 pass_ends = now + self._config.check_pass_s
             if self._closed:
                 ledger = next(iter(self._closed))
@@ -376,7 +386,9 @@ class Auditor:
                 await self._each([ledger], self._check)
                 await asyncio.sleep(1.0 / self._config.checks_per_s)
             elif waiting:
-                await self._each([waiting.pop(0)], self._check)
+                ledger = waiting.min()
+                waiting.remove(ledger)
+                await self._each([ledger], self._check)
                 await self._pause(max(1.0 / self._config.checks_per_s, (pass_ends - now) / (len(waiting) + 1)))
             else:
                 await self._pause(max(self._config.audit_interval_s, pass_ends - now))

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from ...ledger.bookies import subtract_ranges
 from ...ledger.client import LedgerClient
@@ -42,7 +42,7 @@ from ...ledger.reader import LedgerReader
 from ...ledger.reader_core import StoredCopy, encode_header
 from ...metadata import paths
 from ...metadata.records import CLOSED, CounterRecord, LedgerRecord
-from ...metadata.store import MetadataStore, get_record, parse_ledger_ids
+from ...metadata.store import MetadataStore, get_record, read_ledger_ids
 from ...proto.errors import DataLost, InvalidRequest, MagnetarError
 from ...runtime.network import World
 from ...runtime.tasks import run_together
@@ -204,8 +204,8 @@ async def read_largest_allocated_ledger(metadata: MetadataStore) -> int:
     """Returns the largest ledger id that was given out so far; -1 if there is none. All ids of a block that a client
     has reserved count, whether they are used or not. Raises the errors of the metadata."""
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
-    listed = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
-    return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
+    listed = await read_ledger_ids(metadata)
+    return max(-1 if counter is None else counter[0].next - 1, listed.max() if listed else -1)
 
 
 class LimboRestorer:
@@ -279,8 +279,8 @@ class LimboRestorer:
         """Tries to restore each ledger that limbo concerns. Returns whether all of them are complete."""
         metadata = self._metadata()
         upto = self.limbo_upto
-        ledgers = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
-        wanted = [ledger for ledger in ledgers if ledger <= upto]
+        wanted = await read_ledger_ids(metadata)
+        wanted.remove_range(upto + 1, 1 << 63)
         self.counters["limbo_passes"] += 1
         self.counters["limbo_ledgers"], self.counters["limbo_ledgers_done"] = len(wanted), 0
         _LOG.info("limbo: %d ledgers up to %d are compared", len(wanted), upto)
@@ -295,7 +295,7 @@ class LimboRestorer:
         self._log_blocked()
         return not self.blocked
 
-    async def _restore_all(self, restorer: LedgerCopyRestorer, wanted: list[int]) -> dict[int, str]:
+    async def _restore_all(self, restorer: LedgerCopyRestorer, wanted: Iterable[int]) -> dict[int, str]:
         waiting = iter(wanted)
         blocked: dict[int, str] = {}
 

@@ -9,9 +9,11 @@ TopicNotFound if an object does not exist, Busy if it is in use, and the errors 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -61,6 +63,9 @@ from .bundles_core import BUNDLES_PER_NAMESPACE_MAX
 
 PARTITIONS_MAX = 10_000
 """Most partitions of one topic."""
+CREATE_ATTEMPTS_MAX = 100
+"""Tries to create a topic where the number of topics is limited, while other brokers create some: each time one of
+them succeeds. Those of one broker wait for each other."""
 CATALOG_ATTEMPTS_MAX = 10
 """Tries to change the number of partitions, while others change it too."""
 
@@ -89,18 +94,29 @@ async def _schedule_deletions(store: MetadataStore, topic: TopicName) -> list[De
     return [DeleteNode(paths.schedules(*where)), *progress] if topic.persistent else []
 
 
-async def _any_number(_: NamespaceName) -> int:
-    return 0
+class TopicLimits(NamedTuple):
+    """How many topics a namespace, and all namespaces of its tenant, may have; 0: any number."""
+
+    namespace: int = 0
+    tenant: int = 0
+
+
+async def _any_number(_: NamespaceName) -> TopicLimits:
+    return TopicLimits()
 
 
 class CatalogLimits(NamedTuple):
-    """The maximum numbers of tenants, of namespaces in a tenant, and of topics in a namespace; 0 means no limit.
-    `topics`: an async function that returns the limit of a namespace. A limit is checked when an object is created.
-    Objects that are created at the same time may exceed the limit together."""
+    """The maximum numbers of tenants, of namespaces in a tenant, and of topics; 0 means no limit. `topics`: an async
+    function that returns the limits of a namespace and its tenant. A limit is checked when an object is created.
+    Tenants and namespaces that are created at the same time may exceed their limits together; topics do not: what
+    creates one also writes the record of the namespace (or tenant), which must be as it was before the topics were
+    counted. So of two creations at the same time, by any brokers, the later one counts again. Brokers of an older
+    release do not write that record, and a topic with more partitions than fit into a commit counts as they are made.
+    """
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
-    topics: Callable[[NamespaceName], Awaitable[int]] = _any_number  # of a namespace, partitions included
+    topics: Callable[[NamespaceName], Awaitable[TopicLimits]] = _any_number  # partitions included
 
 
 NO_CATALOG_LIMITS = CatalogLimits()
@@ -126,6 +142,7 @@ class Catalog:
         self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # record, and until when it is cached
         self._last_namespaces: LastMetadataAnswers[NamespaceName, NamespaceRecord] = LastMetadataAnswers()
         self._last_partitions: LastMetadataAnswers[TopicName, int] = LastMetadataAnswers()
+        self._creating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by tenant, of limited topics
         self._made_ms = 0  # incarnation of the topic that was created last
 
     async def create_default_namespace(self) -> None:
@@ -163,13 +180,13 @@ class Catalog:
         await put_record(self._store, paths.tenant(name), record)
 
     async def delete_tenant(self, name: str) -> None:
-        """Deletes a tenant. Raises TenantNotFound if there is no such tenant; Busy if it has namespaces; InvalidName if
-        the name is invalid. Raises the errors of the metadata, too."""
+        """Deletes a tenant with its policies. Raises TenantNotFound if there is no such tenant; Busy if it has
+        namespaces; InvalidName if the name is invalid. Raises the errors of the metadata, too."""
         await self.get_tenant(name)
         namespaces = await self._store.children(paths.namespaces(name))
         if namespaces:
             raise Busy(f"tenant {name!r} has {len(namespaces)} namespaces; delete them first", tenant=name)
-        await self._store.delete(paths.tenant(name))
+        await self._store.commit([DeleteNode(paths.tenant_policies(name)), DeleteNode(paths.tenant(name))])
 
     # ------------------------------------------------------------------ namespaces
     async def list_namespaces(self, tenant: str) -> list[str]:
@@ -370,9 +387,22 @@ class Catalog:
             )
         elif topic.persistent:
             self._check_auto_creation(topic, policies)
-            await self._check_topics(topic, 1)
+            await self._create_counted(topic, 1, self._create_missing)
+            return
         if topic.persistent:
+            await self._create_missing(topic, [])
+
+    async def _create_missing(self, topic: TopicName, guards: Sequence[PutNode]) -> None:
+        """Creates the record of a topic without partitions, or of one partition, in one commit with `guards`; does
+        nothing if it exists. Raises BadVersion if a guard has changed, and the errors of the metadata."""
+        if not guards:
             await update_record(self._store, _topic_path(topic), TopicRecord, lambda found: found or self._new())
+            return
+        try:
+            await self._store.commit([make_put_operation(_topic_path(topic), self._new(), NODE_ABSENT), *guards])
+        except BadVersion:
+            if await self._store.get(_topic_path(topic)) is None:
+                raise
 
     def _check_auto_creation(self, topic: TopicName, policies: NamespaceRecord) -> None:
         if topic.is_partition or not (self.auto_creation and policies.auto_topic_creation):
@@ -395,11 +425,17 @@ class Catalog:
             raise InvalidRequest(f"{partitions} partitions are more than {PARTITIONS_MAX}", limit=PARTITIONS_MAX)
         topic.check_room_for_partitions(partitions)
         try:
-            await self._check_topics(topic, max(1, partitions))
+            await self._create_counted(
+                topic, max(1, partitions), lambda topic, guards: self._create_new(topic, partitions, guards)
+            )
         except NotAllowed:
             if await self.count_partitions(topic) is None:
                 raise
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
+
+    async def _create_new(self, topic: TopicName, partitions: int, guards: Sequence[PutNode]) -> None:
+        """Creates a topic, in one commit with `guards`. Raises AlreadyExists if it exists; BadVersion if a guard has
+        changed, and the errors of the metadata."""
         operations: list[CommitOperation]
         later: Sequence[PutNode] = ()  # written afterwards, or by the first use of the partition
         if not topic.persistent:
@@ -409,7 +445,7 @@ class Catalog:
                 return
             operations = [make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), NODE_ABSENT)]
         elif partitions:
-            first = self._store.part_operations - 2  # beside the two others
+            first = self._store.part_operations - 2 - len(guards)  # beside the two others
             operations = [
                 CheckNodeVersion(_topic_path(topic), NODE_ABSENT),
                 make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), NODE_ABSENT),
@@ -422,8 +458,10 @@ class Catalog:
                 make_put_operation(_topic_path(topic), self._new(), NODE_ABSENT),
             ]
         try:
-            await self._store.commit(operations)
+            await self._store.commit([*operations, *guards])
         except BadVersion as error:
+            if guards and await self.count_partitions(topic) is None:
+                raise
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from error
         await create_if_absent(self._store, later)
 
@@ -463,19 +501,19 @@ class Catalog:
             )
         if partitions > record.partitions:
             topic.check_room_for_partitions(partitions)
-        await self._check_topics(topic, partitions - record.partitions)
+        guards = await self._check_topics(topic, partitions - record.partitions)
         added = range(record.partitions, partitions)
         subscriptions = await self._subscription_records(topic, added) if topic.persistent else []
         topics = self._partition_records(topic, added) if topic.persistent else ()
         grown = make_put_operation(
             _partitioned_path(topic), msgspec.structs.replace(record, partitions=partitions), version
         )
-        if len(subscriptions) + len(topics) < self._store.part_operations:
+        if len(subscriptions) + len(topics) + len(guards) < self._store.part_operations:
             with contextlib.suppress(NodeExists):  # left by an attempt that did not end
-                await self._store.commit([*subscriptions, grown, *topics])
+                await self._store.commit([*subscriptions, grown, *topics, *guards])
                 return
         await create_if_absent(self._store, subscriptions)
-        await self._store.commit([grown])
+        await self._store.commit([grown, *guards])
         await create_if_absent(self._store, topics)
 
     async def _subscription_records(self, topic: TopicName, numbers: range) -> list[PutNode]:
@@ -585,22 +623,67 @@ class Catalog:
         self._made_ms = max(self._world.clock.wall_ms(), self._made_ms + 1)
         return self._made_ms
 
-    async def _check_topics(self, topic: TopicName, more: int) -> None:
-        """Raises NotAllowed if the namespace may not have that many more topics."""
-        name = topic.namespace_name
-        limit = await self._limits.topics(name) if topic.persistent else 0
-        await self._check_room(limit, paths.topics(name.tenant, name.namespace), more, f"namespace {name}", "topics")
+    async def _create_counted(
+        self, topic: TopicName, more: int, create: Callable[[TopicName, Sequence[PutNode]], Awaitable[None]]
+    ) -> None:
+        """Awaits `create(topic, guards)`, which creates a topic (with partitions: `more` of them) in one commit with
+        the guards; again, after counting again, if that raises BadVersion because another broker has created some.
+        Raises NotAllowed if the namespace or tenant may not have that many more; Unavailable if others create topics
+        all the time; the errors of `create`, and those of the metadata."""
+        if not any(await self._get_topic_limits(topic)):
+            await create(topic, ())
+            return
+        async with self._creating.setdefault(topic.tenant, asyncio.Lock()):
+            for _ in range(CREATE_ATTEMPTS_MAX):
+                with contextlib.suppress(BadVersion):
+                    await create(topic, await self._check_topics(topic, more))
+                    return
+        raise Unavailable(f"other brokers create topics of {topic.namespace_name} all the time; try again")
+
+    async def _get_topic_limits(self, topic: TopicName) -> TopicLimits:
+        return await self._limits.topics(topic.namespace_name) if topic.persistent else TopicLimits()
+
+    async def _check_topics(self, topic: TopicName, more: int) -> list[PutNode]:
+        """Raises NotAllowed if the namespace, or its tenant, may not have that many more topics. Returns operations
+        that belong into the commit that creates them: it fails with BadVersion if another one was made meanwhile."""
+        name, limits, guards = topic.namespace_name, await self._get_topic_limits(topic), list[PutNode]()
+        if limits.namespace:
+            guards.append(await self._read_guard(paths.namespace(name.tenant, name.namespace), f"namespace {name}"))
+            there = await self._count_topics(name)
+            _check_number(limits.namespace, there, more, f"namespace {name}", "topics")
+        if limits.tenant:
+            guards.append(await self._read_guard(paths.tenant(name.tenant), f"tenant {name.tenant}"))
+            there = 0
+            for each in await self._store.children(paths.namespaces(name.tenant)):
+                there += await self._count_topics(NamespaceName(name.tenant, paths.decode_segment(each)))
+            _check_number(limits.tenant, there, more, f"tenant {name.tenant}", "topics")
+        return guards
+
+    async def _count_topics(self, name: NamespaceName) -> int:
+        return len(await self._store.children(paths.topics(name.tenant, name.namespace)))
+
+    async def _read_guard(self, path: str, what: str) -> PutNode:
+        """Returns the operation that writes a record as it is, and changes its version alone."""
+        found = await self._store.get(path)
+        if found is None:
+            raise NamespaceNotFound(f"{what} does not exist")
+        return PutNode(path, found.value, found.version)
 
     async def _check_room(self, limit: int, folder: str, more: int, where: str, what: str) -> None:
         there = len(await self._store.children(folder)) if limit else 0
-        if limit and there + more > limit:
-            raise NotAllowed(f"{where} has {there} {what}, and {more} more are above the {limit} that it may have")
+        _check_number(limit, there, more, where, what)
 
     async def _create(self, path: str, record: MetadataRecord, what: str) -> None:
         try:
             await put_record(self._store, path, record, NODE_ABSENT)
         except NodeExists as error:
             raise AlreadyExists(f"{what} exists already") from error
+
+
+def _check_number(limit: int, there: int, more: int, where: str, what: str) -> None:
+    """Raises NotAllowed if there would be more than `limit` (0: any number is allowed)."""
+    if limit and there + more > limit:
+        raise NotAllowed(f"{where} has {there} {what}, and {more} more are above the {limit} that it may have")
 
 
 def _check(record: NamespaceRecord) -> None:

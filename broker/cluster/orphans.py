@@ -1,8 +1,9 @@
 """Ledgers that no record names, and topics that name ledgers that do not exist (ledger protocol §3.6; complaint 29).
 
 A crash between "create a ledger" and "put it into the list", or between "remove it from the list" and "delete it",
-leaves a ledger over. Every ledger that a broker creates names its owner in its properties: a topic's log has `topic`, a
-ledger with other state of a topic also has its kind (`TOPIC_LEDGER_PROPERTY_SETS`). Both directions are checked:
+leaves a ledger over. Every ledger that a broker creates names its owner in its properties: a topic's log has `topic`
+(and `index`), a ledger with other state of a topic also has its kind (`TOPIC_LEDGER_PROPERTY_SETS`). Both directions
+are checked:
 
 - **orphan**: a ledger of one of these kinds, created `age_s` ago or longer, that no record of any topic or
   subscription mentions. That alone proves nothing: damaged or restored metadata lacks records too. The sweep deletes it
@@ -12,6 +13,8 @@ ledger with other state of a topic also has its kind (`TOPIC_LEDGER_PROPERTY_SET
 - **unexplained**: an orphan whose owner has no record, or a younger one (it was created again). It is reported, and
   stays until an operator deletes it (`magnetar ledgers orphans --delete --unexplained`).
 - **missing**: a ledger that a topic lists and that does not exist. That is lost data: an alarm, and nothing is changed.
+
+A search keeps some bits of each ledger in memory, and reads the names of ledgers and topics in pages.
 
 Safety. Ledgers are listed before the records are read, so a ledger that is created or listed meanwhile is no orphan.
 Any read that fails ends the search, and nothing is deleted. A number anywhere in a record counts as
@@ -26,27 +29,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
+from pyroaring import BitMap64
 
 from ...ledger import LedgerClient
 from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, MetadataRecord, TopicRecord
-from ...metadata.store import MetadataStore, get_record, parse_ledger_ids
+from ...metadata.store import MetadataStore, get_record, iterate_nodes, read_ledger_ids
 from ...proto.errors import LedgerNotFound
 from ...proto.names import TopicName, parse_number
 
 _LOG = logging.getLogger("magnetar.broker")
 
 LEDGERS_READ_AT_ONCE = 50
+TOPICS_READ_AT_ONCE = 50
+LEDGER_IDS_END = 1 << 63
+"""Ledger ids are smaller."""
 TOPIC_LEDGER_PROPERTY_SETS = (
     {"topic"},
+    {"topic", "index"},
     *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted", "transactions", "key_index")),
 )
 """The sets of properties of the ledgers that this module knows; the values of `cursor` and `delays` are the
-subscription."""
+subscription, that of `index` is the index of the first message of a ledger of the log."""
 LOG_LEDGER_PROPERTIES = {"index", "durability"}
 """Properties that a ledger of a topic's log may have besides, and that say nothing of its owner."""
 
@@ -81,23 +90,18 @@ class OrphanSearchResult(NamedTuple):
 async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> OrphanSearchResult:
     """Searches the metadata for orphaned ledgers that are at least `age_s` seconds old, and for missing ledgers.
     `now_ms`: the wall clock. Changes nothing. Raises the errors of the metadata; then nothing is known."""
-    ledger_ids = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
-    referred, listed = set[int](), list[MissingLedger]()
+    there = await read_ledger_ids(metadata)
+    unreferred, suspects = there.copy(), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
-        for local in await _children(metadata, paths.topics(tenant, namespace)):
-            found = await get_record(metadata, paths.topic(tenant, namespace, local), TopicRecord)
-            if found is not None:
-                referred.update(_numbers(found[0]))
-                name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
-                listed += [MissingLedger(each.ledger_id, name) for each in found[0].ledgers]
-            referred.update(await _of_cursors(metadata, tenant, namespace, local))
-    referred.update(await _of_coordinators(metadata))
-    there = set(ledger_ids)
-    missing = [each for each in listed if each.ledger_id not in there and await _is_missing(metadata, each)]
-    orphans = []
-    candidates = [ledger_id for ledger_id in ledger_ids if ledger_id not in referred]
-    for start in range(0, len(candidates), LEDGERS_READ_AT_ONCE):
-        some = candidates[start : start + LEDGERS_READ_AT_ONCE]
+        async for names in iterate_nodes(metadata, paths.topics(tenant, namespace), limit=TOPICS_READ_AT_ONCE):
+            reads = (_of_topic(metadata, tenant, namespace, paths.decode_segment(each), there) for each in names)
+            for referred, absent in await asyncio.gather(*reads):
+                unreferred -= referred
+                suspects += absent
+    unreferred -= await _of_coordinators(metadata)
+    missing = [each for each in suspects if await _is_missing(metadata, each)]
+    orphans, candidates = [], iter(unreferred)
+    while some := list(islice(candidates, LEDGERS_READ_AT_ONCE)):
         records = await asyncio.gather(*[get_record(metadata, paths.ledger(each), LedgerRecord) for each in some])
         orphans += [orphan for found in records if found and (orphan := _orphan(found[0], now_ms, age_s))]
     noted = await deletions.find_deleted_ledgers(metadata, [each.ledger_id for each in orphans])
@@ -105,6 +109,20 @@ async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Or
     return OrphanSearchResult(
         [o._replace(unexplained=not known) for o, known in zip(orphans, explained, strict=True)], missing
     )
+
+
+async def _of_topic(
+    metadata: MetadataStore, tenant: str, namespace: str, local: str, there: BitMap64
+) -> tuple[BitMap64, list[MissingLedger]]:
+    """Returns the numbers in the records of a topic and of its subscriptions, and which of the topic's ledgers are not
+    among `there`."""
+    referred = await _of_cursors(metadata, tenant, namespace, local)
+    found = await get_record(metadata, paths.topic(tenant, namespace, local), TopicRecord)
+    if found is None:
+        return referred, []
+    name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
+    ids = (each.ledger_id for each in found[0].ledgers)
+    return referred | _possible_ids(found[0]), [MissingLedger(each, name) for each in ids if each not in there]
 
 
 async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:
@@ -158,18 +176,23 @@ async def _children(metadata: MetadataStore, path: str) -> list[str]:
     return [paths.decode_segment(each) for each in await metadata.children(path)]
 
 
-async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, local: str) -> Iterable[int]:
+def _possible_ids(record: MetadataRecord) -> BitMap64:
+    """Returns every whole number in the record that may be the id of a ledger."""
+    return BitMap64(number for number in _numbers(record) if 0 <= number < LEDGER_IDS_END)
+
+
+async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, local: str) -> BitMap64:
     names = await _children(metadata, paths.cursors(tenant, namespace, local))
     records = [await get_record(metadata, paths.cursor(tenant, namespace, local, each), CursorRecord) for each in names]
-    return [number for found in records if found is not None for number in _numbers(found[0])]
+    return BitMap64().union(*(_possible_ids(found[0]) for found in records if found is not None))
 
 
-async def _of_coordinators(metadata: MetadataStore) -> Iterable[int]:
+async def _of_coordinators(metadata: MetadataStore) -> BitMap64:
     records = [
         await get_record(metadata, paths.coordinator(number), CoordinatorRecord)
         for number in paths.parse_coordinators(await metadata.children(paths.COORDINATORS))
     ]
-    return [found[0].ledger_id for found in records if found is not None]
+    return BitMap64(found[0].ledger_id for found in records if found is not None)
 
 
 async def _is_missing(metadata: MetadataStore, suspect: MissingLedger) -> bool:
@@ -200,9 +223,9 @@ async def delete_orphans(
         except LedgerNotFound:
             continue
         found = await get_record(metadata, paths.topic(name.tenant, name.namespace, name.stored_local), TopicRecord)
-        referred = set(_numbers(found[0])) if found is not None else set[int]()
-        referred.update(await _of_cursors(metadata, name.tenant, name.namespace, name.stored_local))
-        referred.update(await _of_coordinators(metadata))
+        referred = _possible_ids(found[0]) if found is not None else BitMap64()
+        referred |= await _of_cursors(metadata, name.tenant, name.namespace, name.stored_local)
+        referred |= await _of_coordinators(metadata)
         if orphan.ledger_id not in referred:
             await ledgers.delete(orphan.ledger_id)
             _LOG.info("orphan ledger %d of %s is deleted", orphan.ledger_id, orphan.topic)

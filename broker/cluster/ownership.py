@@ -65,13 +65,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -81,7 +82,6 @@ from ...metadata.records import (
     BrokerRecord,
     DrainRecord,
     Feature,
-    MetadataRecord,
     NamespaceRecord,
     OwnerRecord,
     StartedBrokerRecord,
@@ -99,6 +99,7 @@ from ...metadata.store import (
     commit_in_parts,
     get_readable_record,
     get_record,
+    read_readable_records,
     update_record,
 )
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, NotAllowed, NotFound, Unavailable
@@ -114,7 +115,6 @@ _LOG = logging.getLogger("magnetar.broker")
 # The registered brokers and bookies, and the orders to drain, read on demand.
 
 
-R = TypeVar("R", bound=MetadataRecord)
 _RANDOM_NAME = re.compile(r"broker-[0-9a-f]{8}")
 
 
@@ -126,19 +126,19 @@ def make_random_broker_name(rng: random.Random) -> str:
 async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
     """Returns the records of the registered brokers. Leaves out records that cannot be parsed. Raises the errors of the
     metadata."""
-    return await _all(store, paths.BROKERS, BrokerRecord)
+    return await read_readable_records(store, paths.BROKERS, BrokerRecord)
 
 
 async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
     """Returns the records of the registered bookies. Leaves out records that cannot be parsed. Raises the errors of the
     metadata."""
-    return await _all(store, paths.AVAILABLE_BOOKIES, BookieRecord)
+    return await read_readable_records(store, paths.AVAILABLE_BOOKIES, BookieRecord)
 
 
 async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
     """Returns the orders to drain a broker that are stored in the metadata, including orders to brokers that do not
     run. Raises the errors of the metadata."""
-    return await _all(store, paths.DRAINING_BROKERS, DrainRecord)
+    return await read_readable_records(store, paths.DRAINING_BROKERS, DrainRecord)
 
 
 async def request_broker_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
@@ -239,12 +239,6 @@ async def list_bundle_owners(store: MetadataStore, namespace: NamespaceName) -> 
     return {name: each[0] for name, each in found.items() if each is not None}
 
 
-async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
-    """Returns all records under the prefix, without those that are deleted during the read or cannot be parsed."""
-    found = [await get_readable_record(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
-    return [each[0] for each in found if each is not None]
-
-
 # ----------------------------------------------------------------------------------------------------- ownership
 
 
@@ -252,6 +246,13 @@ OWNERSHIP_ATTEMPTS_MAX = 10
 """Attempts to read or create an owner record: one fails only if a broker took or released the bundle in between."""
 
 
+LISTED_BROKER_VALID_S = 0.005
+"""Seconds, for each broker above BROKERS_LISTED_ANEW_MAX, for which a listing of the brokers decides where bundles
+without an owner are placed: 5 s for a thousand brokers, which would read 200 kB each from the metadata for each bundle.
+For as long the owner of a bundle is answered again: a client that comes late to an owner that has changed is told so
+there, and looks it up again."""
+BROKERS_LISTED_ANEW_MAX = 20
+REMEMBERED_ANSWERS_MAX = 10_000
 BUNDLE_MOVE_WAIT_S = 1.0
 """Seconds that the opening of a topic waits at its next owner for the end of the move; then its client looks it up."""
 
@@ -273,6 +274,10 @@ class Ownership:
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
         # waits for their end, by path of the owner record
         self._moves: SharedCallsByKey[str, BrokerRecord] = SharedCallsByKey()
+        self._listings: SharedCallsByKey[None, list[BrokerRecord]] = SharedCallsByKey()
+        self._listed: list[BrokerRecord] = []
+        self._listed_s = -math.inf
+        self._answers: dict[str, tuple[BrokerRecord, float]] = {}  # by path: an owner, and until when it is answered
         self._registering = asyncio.Lock()
         self.lost = False
         self.leaving = 0  # bundles that are being given up: their topics close
@@ -284,6 +289,7 @@ class Ownership:
         the errors of the metadata."""
         async with self._registering:
             await self._register(self.me)
+        await self._list_recent_brokers()
         await check_format_after_registration(self._store)
 
     async def _register(self, me: BrokerRecord) -> None:
@@ -347,10 +353,24 @@ class Ownership:
         as `find_owner`. `what`: the name of the object in texts of errors; `opens`: as in `find_owner`."""
         if self.is_owned(path):
             return self.me
+        began_s = self._clock.monotonic()
+        if not opens and path in self._answers and began_s < self._answers[path][1]:
+            return self._answers[path][0]
         owner = await self._find_owner(path, what)
+        if owner.name != self.me.name and self._listing_valid_s > 0:
+            self._remember_answer(path, owner, began_s + self._listing_valid_s)
         if opens and self._may_move(owner):
             owner = await self._moves.run(path, lambda: self._wait_for_move(path, what))
         return owner
+
+    @property
+    def _listing_valid_s(self) -> float:
+        return LISTED_BROKER_VALID_S * max(0, len(self._listed) - BROKERS_LISTED_ANEW_MAX)
+
+    def _remember_answer(self, path: str, owner: BrokerRecord, until_s: float) -> None:
+        if len(self._answers) >= REMEMBERED_ANSWERS_MAX:
+            self._answers.clear()
+        self._answers[path] = owner, until_s
 
     async def _find_owner(self, path: str, what: str) -> BrokerRecord:
         async with self._asking[path]:
@@ -422,13 +442,24 @@ class Ownership:
     async def choose_next_owner(self, path: str, *, others: bool = False) -> BrokerRecord | None:
         """Returns the broker of the group that should own the object whose owner record is at `path`; None if no broker
         may own it. `others` True: this broker is not chosen. Raises the errors of the metadata."""
-        group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
+        registered = await (list_brokers(self._store) if others else self._list_recent_brokers())
+        group = {each.name: each for each in registered if each.group == self.me.group}
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
             del group[self.me.name]
         able = [group[name] for name in sorted(group) if accepts_assigned_bundles(group[name])]
         chosen = self._placement.choose_broker(path, able, self._clock.monotonic())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
+
+    async def _list_recent_brokers(self) -> list[BrokerRecord]:
+        """Returns the brokers that are registered, or were so a moment ago (LISTED_BROKER_VALID_S): in a large cluster
+        one listing places all bundles of a broker that has died. A bundle that is assigned to a broker that has left
+        meanwhile is placed again, by a new listing, when its owner is asked for next."""
+        began_s = self._clock.monotonic()
+        if began_s - self._listed_s >= self._listing_valid_s:
+            self._listed = await self._listings.run(None, lambda: list_brokers(self._store))
+            self._listed_s = began_s
+        return self._listed
 
     async def has_other_brokers_in_group(self) -> bool:
         """Returns True if another broker of the group is registered and does not drain, so that it may get the bundles
@@ -486,7 +517,10 @@ class Ownership:
         if owner.broker == self.me.name:
             return self.me
         found = await get_record(self._store, paths.broker(owner.broker), BrokerRecord)
-        return None if found is None else found[0]
+        if found is None:
+            self._listed_s = -math.inf
+            return None
+        return found[0]
 
     def list_owned_bundle_paths(self, namespace: NamespaceName) -> list[str]:
         """Returns the paths of the owner records of those bundles of a namespace that this broker owns."""

@@ -1,4 +1,4 @@
-"""Cache of policies of brokers, namespaces and topics, kept current by one metadata watch over all policies.
+"""Cache of policies of brokers, tenants, namespaces and topics, kept current by one metadata watch over all policies.
 
     cache = PolicyCache(metadata, defaults, changed)
     await cache.open()                         reads the policies of all brokers; begins to watch for changes
@@ -8,8 +8,9 @@
 
 The policies of all brokers, which replace their settings, are read at the start (`defaults`); a change of them counts
 as a change of every namespace. `runtime_changed` is called with the other settings that change while brokers run. The
-first request for a topic reads the policies of its namespace and of all topics in it. From then on, when the watch
-reports a change, the cache reads the changed record again, and calls `changed(namespace)`. Reads and reports of the
+first request for a topic reads the policies of its tenant, of its namespace and of all topics in it. From then on, when
+the watch reports a change, the cache reads the changed record again, and calls `changed(namespace)`, for a tenant with
+each of its namespaces. Reads and reports of the
 watch are handled one at a time. So a change that is made during a read is either in the result, or is reported
 afterwards. Another broker's change is known here after the delay of the watch (milliseconds). If the watch fails, it is
 started again, and all cached policies are read again.
@@ -82,6 +83,7 @@ class PolicyCache:
         self._changed = changed
         self._runtime_changed = runtime_changed
         self._known: dict[NamespaceName, _Namespace] = {}
+        self._tenants: dict[str, Policies] = {}  # of those whose namespaces are known
         self._turn = asyncio.Lock()  # held while policies are read
         self._background = Supervisor()
 
@@ -107,7 +109,7 @@ class PolicyCache:
         namespace must be in the cache already (`get_applied_policies`); raises KeyError if they are not."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
-        applied = known.applied if own is None else resolve_policies_in_force(self.defaults, known.own, own)
+        applied = known.applied if own is None else self._resolve(topic.namespace_name, known.own, own)
         return applied if topic.persistent else adapt_policies_to_non_persistent(applied)
 
     async def get_applied_namespace_policies(self, name: NamespaceName) -> AppliedPolicies:
@@ -131,6 +133,7 @@ class PolicyCache:
 
     async def _read(self, name: NamespaceName) -> _Namespace:
         """Reads the policies of a namespace and its topics from the metadata into the cache."""
+        self._tenants[name.tenant] = await self.read_tenant_policies(name.tenant)
         own = await self.read_uninherited_policies(name, None)
         local = [paths.decode_segment(each) for each in await self._metadata.children(_path(name, None))]
         topics: dict[str, Policies] = {}
@@ -140,8 +143,18 @@ class PolicyCache:
             topics.update(
                 (each, policies) for each, policies in zip(some, found, strict=True) if policies != NO_POLICIES
             )
-        known = self._known[name] = _Namespace(own, topics, resolve_policies_in_force(self.defaults, own))
+        known = self._known[name] = _Namespace(own, topics, self._resolve(name, own))
         return known
+
+    def _resolve(self, name: NamespaceName, *levels: Policies) -> AppliedPolicies:
+        """Returns the policies in force where these levels (of the namespace `name`, then of a topic) are set."""
+        return resolve_policies_in_force(self.defaults, self._tenants[name.tenant], *levels)
+
+    async def read_tenant_policies(self, tenant: str) -> Policies:
+        """Reads the policies that are set for a tenant from the metadata, and returns them. Raises the errors of the
+        metadata."""
+        found = await get_record(self._metadata, paths.tenant_policies(tenant), PoliciesRecord)
+        return NO_POLICIES if found is None else found[0].policies
 
     async def read_cluster_policies_record(self) -> PoliciesRecord:
         """Reads the record of the settings that operators have changed for all brokers from the metadata, and returns
@@ -163,6 +176,23 @@ class PolicyCache:
         `name` is None, for all brokers. Returns the policies that are then set there. Raises InvalidRequest if the
         policies contradict each other, NotAllowed if a value has to wait for the end of an upgrade. Raises the errors
         of the metadata, too."""
+        found = await self._change_record(_path(name, topic), given, remove)
+        async with self._turn:
+            if name is None:
+                await self._read_defaults_again()
+            elif name in self._known:
+                await self._read_again(name, topic.local if topic is not None else None)
+        return found
+
+    async def change_tenant_policies(self, tenant: str, given: Policies, remove: tuple[str, ...] = ()) -> Policies:
+        """Sets the policies in `given`, and removes those named in `remove`, for a tenant, as `change_policies` does
+        for a namespace."""
+        found = await self._change_record(paths.tenant_policies(tenant), given, remove)
+        async with self._turn:
+            await self._read_tenant_again(tenant)
+        return found
+
+    async def _change_record(self, path: str, given: Policies, remove: tuple[str, ...]) -> Policies:
         if given.durability == "memory" and not may_write_feature(Feature.UNSYNCED_ADDS):
             raise NotAllowed(
                 "durability=memory needs bookies that all know it: finish the upgrade first (`magnetar cluster "
@@ -176,13 +206,8 @@ class PolicyCache:
             )
             return msgspec.structs.replace(record, policies=policies)
 
-        found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
+        found = await update_record(self._metadata, path, PoliciesRecord, changed)
         assert found is not None
-        async with self._turn:
-            if name is None:
-                await self._read_defaults_again()
-            elif name in self._known:
-                await self._read_again(name, topic.local if topic is not None else None)
         return found[0].policies
 
     async def change_runtime_setting(self, name: str, text: str | None) -> None:
@@ -253,8 +278,17 @@ class PolicyCache:
 
     async def _read_defaults_again(self) -> None:
         await self._read_defaults()
-        for name, known in self._known.items():
-            known.applied = resolve_policies_in_force(self.defaults, known.own)
+        self._resolve_again(list(self._known))
+
+    async def _read_tenant_again(self, tenant: str) -> None:
+        if tenant in self._tenants:
+            self._tenants[tenant] = await self.read_tenant_policies(tenant)
+            self._resolve_again([name for name in self._known if name.tenant == tenant])
+
+    def _resolve_again(self, names: list[NamespaceName]) -> None:
+        for name in names:
+            known = self._known[name]
+            known.applied = self._resolve(name, known.own)
             self._changed(name)
 
     async def _on_change(self, path: str) -> None:
@@ -262,7 +296,9 @@ class PolicyCache:
             await self._read_defaults_again()
             return
         parts = [paths.decode_segment(each) for each in path.removeprefix(paths.POLICIES).strip("/").split("/")]
-        if len(parts) in (2, 3):
+        if len(parts) == 1:
+            await self._read_tenant_again(parts[0])
+        elif len(parts) in (2, 3):
             name = NamespaceName(parts[0], parts[1])
             if name in self._known:
                 await self._read_again(name, parts[2] if len(parts) == 3 else None)
@@ -271,7 +307,7 @@ class PolicyCache:
         known = self._known[name]
         if local is None:
             known.own = await self.read_uninherited_policies(name, None)
-            known.applied = resolve_policies_in_force(self.defaults, known.own)
+            known.applied = self._resolve(name, known.own)
         else:
             own = await self.read_uninherited_policies(name, _topic(name, local))
             known.topics.pop(local, None)

@@ -91,6 +91,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     orphan_sweep_s: float = 3600.0  # between two searches for ledgers that no record names; each reads all records
     orphan_age_s: float = 3600.0  # a younger ledger may be about to be listed; far above a session's time-out
     roll_idle_s: float = 60.0  # an acknowledged ledger ends when nothing was published for so long: it can be freed
+    unload_idle_s: Limit = 1800  # a topic without clients, backlog and work leaves the memory after so long; 0: never
     broker_publish_rate_messages: Limit = 0  # per second, by all producers of this broker together; 0: no limit
     broker_publish_rate_bytes: Limit = 0  # … in bytes
     broker_dispatch_rate_messages: Limit = 0  # per second, by all subscriptions of this broker together; 0: no limit

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 from ...metadata.records import NamespaceRecord, Schedule, TenantRecord
@@ -51,6 +53,7 @@ from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministrati
 from ..session.balancing import balance_brokers, describe_balance, measure_load
 from ..session.finding import FindRequest, find_messages, parse_criteria, try_filter
 from ..session.schedules import ScheduleCatalog
+from ..session.sharing import answer_report
 from ..session.summaries import (
     ClusterSummaries,
     TopicPageQuery,
@@ -303,6 +306,14 @@ class AdminService:
         await self._check_letters(given.dead_letter_topic or "", context)
         await self._administration.change_policies(request.namespace, request.topic, given, request.remove)
 
+    async def get_tenant_policies(self, request: wire.TenantPoliciesRequest, context: CallContext) -> str:
+        found = await self._administration.get_tenant_policies(request.name, applied=request.applied)
+        return encode_policies(found)
+
+    async def change_tenant_policies(self, request: wire.ChangeTenantPoliciesRequest, context: CallContext) -> None:
+        given = decode_policies(request.set)
+        await self._administration.change_tenant_policies(request.name, given, request.remove)
+
     async def get_properties(self, request: wire.PlaceRequest, context: CallContext) -> dict[str, str]:
         return await self._administration.properties(request.namespace, request.topic)
 
@@ -332,13 +343,16 @@ class AdminService:
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
         """Returns the sorted names of the topics of a namespace that the caller may look up. These are the stored
-        topics, or with `in_memory_here` the non-persistent topics that this broker has loaded. If the namespace does
-        not exist, raises NotFound for an administrator of its tenant, and returns nothing for other callers."""
+        topics, or with `in_memory_here` the non-persistent topics that this broker has loaded. With `after` and `limit`
+        in the request, only the page of at most `limit` names after the name `after`. If the namespace does not exist,
+        raises NotFound for an administrator of its tenant, and returns nothing for other callers."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         if request.in_memory_here:
             return [*filter(shown, sorted(await self._administration.list_loaded_non_persistent_topics(name)))]
-        return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
+        names = await self._topics_of(name, context.principal, partitions=request.partitions)
+        found = filter(shown, names[bisect_right(names, request.after) :] if request.after else names)
+        return [*islice(found, request.limit or None)]
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
         """Returns the topics of a namespace. If the namespace is missing, raises NotFound for its administrators, and
@@ -560,6 +574,15 @@ class AdminService:
 
     async def balance_status(self, request: wire.BalanceStatusRequest, context: CallContext) -> values.BalanceStatus:
         return await describe_balance(self._broker, here=request.here)
+
+    async def share_limits(
+        self, request: wire.ShareLimitsRequest, context: CallContext
+    ) -> list[values.GrantedLimit]:
+        wanted = [values.WantedLimit(each.limit, each.wanted, each.held) for each in request.limits]
+        return answer_report(self._broker, request.broker, request.run, request.number, wanted)
+
+    async def shared_limits(self, request: wire.SharedLimitsRequest, context: CallContext) -> values.SharedLimits:
+        return await ClusterSummaries(self._broker).list_shared_limits(here=request.here)
 
     async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
         return [describe_bookie(each) for each in await self._broker.list_bookies()]

@@ -199,6 +199,11 @@ class KeyIndexes:
                 self._tasks = Tasks()
             self._task = self._tasks.spawn(self._run(), f"key indexes of {self.topic}")
 
+    @property
+    def is_building(self) -> bool:
+        """Returns True while a task builds or removes indexes."""
+        return self._task is not None
+
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
         """Returns None, because an index needs no ledger to be kept."""
         return None
@@ -238,7 +243,9 @@ class KeyIndexes:
 
     def _has_left_over(self) -> bool:
         record = self._log.record
-        listed = {each.ledger_id for each in record.ledgers} if record.key_indexes else set[int]()
+        if not record.key_indexes:
+            return False
+        listed = {each.ledger_id for each in record.ledgers}
         return any(each.ledger_id not in listed for each in record.key_indexes)
 
     async def _run(self) -> None:

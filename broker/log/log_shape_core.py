@@ -226,7 +226,8 @@ class LogShape:
             tail = self._spans[self._ids[-1]]
             if mark[0] == tail.ledger_id and mark[1] >= tail.last_entry:
                 return False
-        return mark < self.last_position
+        last = self.last_position
+        return last.entry_id >= 0 and mark < last
 
     @property
     def start_position(self) -> Position:

@@ -5,6 +5,10 @@
     survey.total.backlog, survey.namespaces["public/default"].bytes_in
     survey.largest["traffic"]           at most TOP_TOPICS topics, the largest first; also by "backlog" and by "age"
 
+With more than TOPICS_WALKED_ON_REQUEST topics a walk would hold the loop for too long. Then the maintenance, which
+looks at each topic every `trim_interval_s` anyway, walks them in its rounds, and a request gets the last round, which
+began at most ROUND_AGE_S_MAX before: it costs nothing, however many topics there are.
+
 The metrics (cli/run/metrics.py) and the summaries (broker/session/summaries.py) show the survey. A walk reads no entry,
 and messages do no work for it: a walk compares the counters of each topic with those of the previous walk. So totals
 never decrease when topics are unloaded; only what a topic counts between the last walk and its unloading is missing. If
@@ -38,6 +42,10 @@ _LOG = logging.getLogger("magnetar.broker")
 
 SURVEY_CACHE_S = 2.0
 """Seconds for which a walk is shown again."""
+TOPICS_WALKED_ON_REQUEST = 10_000
+"""With more loaded topics the rounds of maintenance measure them: a walk over 10,000 takes 30 ms."""
+ROUND_AGE_S_MAX = 30.0
+"""Seconds after whose begin a round is not shown any more: when maintenance is held up, a request walks by itself."""
 TOP_TOPICS = 50
 """Topics that are shown by each measure."""
 TOPICS_PER_CLOCK_READ = 16
@@ -151,9 +159,10 @@ class _Group:
 class _Walk:
     """A walk that has begun. `groups`: those of the walks before, by namespace; a namespace that is new is added."""
 
-    __slots__ = ("_groups", "ageless", "found", "full", "heaps", "passed_s", "walked")
+    __slots__ = ("_groups", "ageless", "at_s", "found", "full", "heaps", "passed_s", "walked")
 
-    def __init__(self, passed_s: float, groups: dict[str, _Group]) -> None:
+    def __init__(self, at_s: float, passed_s: float, groups: dict[str, _Group]) -> None:
+        self.at_s = at_s
         self.passed_s = passed_s
         self._groups = groups
         self.found: list[_Group] = []  # that have a topic
@@ -271,27 +280,79 @@ class TopicSurveyRunner:
         self._runs: SharedCallsByKey[None, LoadedTopicsSurvey] = SharedCallsByKey()
         self._tasks = Tasks()  # it logs a fault of ours
         self._reading: asyncio.Task[None] | None = None
+        self._is_walking = False  # a request measures the topics now
+        self._round: _Walk | None = None  # of maintenance, that has begun; None: requests measure the topics
 
     async def run_survey(self) -> LoadedTopicsSurvey:
         """Measures all loaded topics and returns the survey. If the last survey is not older than SURVEY_CACHE_S
-        seconds, returns it instead. Concurrent callers share one measurement. Does not wait for reads of entries: a
-        task reads ages of oldest messages that are not known, for the next survey."""
+        seconds (in rounds: ROUND_AGE_S_MAX), returns it instead. Concurrent callers share one measurement. Does not
+        wait for reads of entries: a task reads ages of oldest messages that are not known, for the next survey."""
         last = self._last
-        if last is not None and self._clock.monotonic() - last.at_s < SURVEY_CACHE_S:
+        age_s_max = SURVEY_CACHE_S if self._round is None else ROUND_AGE_S_MAX
+        if last is not None and self._clock.monotonic() - last.at_s < age_s_max:
             return last
         return await self._runs.run(None, self._walk)
 
-    async def _walk(self) -> LoadedTopicsSurvey:
+    # ------------------------------------------------------------------ rounds
+    def begin_round(self) -> None:
+        """Begins a round of maintenance that measures the topics. The caller adds every loaded topic once, then ends
+        the round. A round that was not ended is given up. While a request measures the topics, does nothing: that round
+        has no result."""
+        if not self._is_walking:
+            self._give_up_round()
+            self._round = self._begin_walk()
+
+    async def add_to_round(self, topics: Sequence[Topic]) -> None:
+        """Measures topics for the round, in slices of the event loop. Does nothing if a request has given it up."""
+        walk = self._round
+        if walk is not None:
+            await self._walk_over(walk, topics, lambda: self._round is walk)
+
+    def end_round(self) -> None:
+        """Ends the round: from now on requests get it. Stays the one that is shown until another one has ended."""
+        walk = self._round
+        if walk is not None:
+            self._finish(walk)
+            self._round = self._begin_walk()
+
+    def stop_rounds(self) -> None:
+        """Called when there are so few topics that requests measure them."""
+        self._give_up_round()
+
+    def _give_up_round(self) -> None:
+        """Keeps what the round has counted for the totals, which never decrease, and forgets the rest."""
+        walk, self._round = self._round, None
+        for group in walk.found if walk is not None else ():
+            for totals in (self._total, self._totals.setdefault(group.name, TopicGroupTotals())):
+                _add_totals(totals, group.sums)
+            group.walk = None
+
+    def _begin_walk(self) -> _Walk:
         before_s = self._last.at_s if self._last is not None else self._began_s
         at_s = self._clock.monotonic()
-        walk, turns = _Walk(max(at_s - before_s, 0.001), self._groups), EventLoopSlices(self._clock)
-        topics = list(self._topics())
+        return _Walk(at_s, max(at_s - before_s, 0.001), self._groups)
+
+    async def _walk(self) -> LoadedTopicsSurvey:
+        self._give_up_round()
+        walk, self._is_walking = self._begin_walk(), True
+        try:
+            await self._walk_over(walk, list(self._topics()), lambda: True)
+        finally:
+            self._is_walking = False
+        return self._finish(walk)
+
+    async def _walk_over(self, walk: _Walk, topics: Sequence[Topic], goes_on: Callable[[], bool]) -> None:
+        turns = EventLoopSlices(self._clock)
         for start in range(0, len(topics), TOPICS_PER_CLOCK_READ):
             for topic in topics[start : start + TOPICS_PER_CLOCK_READ]:
                 walk.add(topic)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
-        found = self._last = self._sum_up(at_s, walk)
+                if not goes_on():
+                    return
+
+    def _finish(self, walk: _Walk) -> LoadedTopicsSurvey:
+        found = self._last = self._sum_up(walk.at_s, walk)
         if walk.ageless and (self._reading is None or self._reading.done()):
             self._reading = self._tasks.spawn(_read_ages(walk.ageless), "ages of oldest messages")
         return found

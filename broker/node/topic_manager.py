@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
@@ -58,7 +60,7 @@ from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import AccessGrants, Authorizer
 from ..cluster.balance_core import BalancingState
 from ..cluster.bundles_core import make_bundle_name
-from ..cluster.catalog import Catalog, CatalogLimits
+from ..cluster.catalog import Catalog, CatalogLimits, TopicLimits
 from ..cluster.orphans import Orphan, OrphanSearchResult, delete_orphans, find_orphans
 from ..cluster.ownership import (
     LastReadServerLists,
@@ -72,6 +74,7 @@ from ..cluster.ownership import (
 )
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
+from ..cluster.shares_core import SharingState
 from ..common.config import BrokerConfig, MetricsLevel, OnOff, RuntimeSettings
 from ..common.refusals import check_incarnation
 from ..common.retry import METADATA_WAIT_S, LogThrottle, SharedCallsByKey
@@ -83,13 +86,13 @@ from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenc
 from ..log.reader import ReadMemoryBudget
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
-from ..topic.statistics import BrokerRateLimits
+from ..topic.statistics import BrokerRateLimits, SharedRates
 from ..topic.storage import DurableTopicStorage, TopicStorage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import CommittedHalfPublisher, InternalProducer, TopicTransactionSettler
 from .load_turns import BrokerStateMemory, TopicLoadQueue
-from .survey import TopicGroupTotals, TopicSurveyRunner
+from .survey import TOPICS_WALKED_ON_REQUEST, TopicGroupTotals, TopicSurveyRunner
 
 if TYPE_CHECKING:
     from ...ledger.bookies import Bookies
@@ -139,6 +142,13 @@ class BrokerReadinessCheck:
 
 
 _LOG = logging.getLogger("magnetar.broker")
+
+TOPICS_PER_BUCKET = 1000
+"""Topics that are maintained together; then there is a pause, so that a broker with very many is evenly busy."""
+
+BLOCKED_CHECK_INTERVAL_S = 1.0
+"""Seconds between two checks of the topics whose backlog quota blocks producers: they learn that late that there is
+room."""
 
 TOPICS_MAINTAINED_AT_ONCE = 16
 """Topics that are maintained at a time: a few that wait for bookies must not delay the others."""
@@ -234,9 +244,9 @@ class _OwnershipSession:
         await self.policies.close()
         await self.ledgers.close()
 
-    async def _topics_max(self, namespace: NamespaceName) -> int:
+    async def _topics_max(self, namespace: NamespaceName) -> TopicLimits:
         applied = await self.policies.get_applied_namespace_policies(namespace)
-        return applied.max_topics
+        return TopicLimits(applied.max_topics, applied.max_tenant_topics)
 
 
 class TopicManager:
@@ -252,7 +262,6 @@ class TopicManager:
         self._runtime = RuntimeSettings()  # what is changed for all brokers while they run
         # the process that serves has its own
         self.measure: Callable[[MetricsPage], Awaitable[None]] = _write_no_metrics
-        self._rates = BrokerRateLimits(config)
         self.memory = CallerMemory(config.client_memory_bytes or measure_machine_memory() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
         self.reads = ReadMemoryBudget(config.read_memory_bytes)
@@ -267,11 +276,17 @@ class TopicManager:
         self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.balancing = BalancingState(world.clock.monotonic())
+        self.sharing = SharingState(self.name, str(self.started_ms), world.clock.monotonic())
+        self._rates = BrokerRateLimits(config, self.sharing.held.get_share)
         self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
         self.metadata_use = MetadataResponsiveness(world.clock)
         self.members = LastReadServerLists(world.clock, self.metadata_use)
         self.searched: set[str] = set()  # topics in which a search runs (session/finding.py)
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
+        self.idle_unloads = 0  # topics that were unloaded because they were idle
+        self._unloading: dict[str, asyncio.Task[None]] = {}  # idle topics that are being closed, by full name
+        self._releases: list[tuple[float, str]] = []  # a heap: when to load an unloaded topic for its retention
+        self._blocking: dict[Topic, None] = {}  # topics whose quota blocks producers, as maintenance found
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
         self._ordered_to_drain = False
         self._orphans_since_s: dict[int, float] = {}  # when this process first saw each as an orphan
@@ -523,6 +538,7 @@ class TopicManager:
         is_of_bundle = session.ownership.make_owner_check(path)
 
         async def unload() -> None:
+            await self._wait_idle_unloaded()
             going.extend(topic for topic in self.loaded.values() if topic.owned is is_of_bundle)
             for topic in going:
                 topic.moves_to, self._moved[topic.name.full] = heir.endpoint, heir
@@ -537,6 +553,11 @@ class TopicManager:
             return None
         _LOG.info("%s, with %d topics, is given to %s", path, len(going), heir.name)
         return len(going)
+
+    async def _wait_idle_unloaded(self) -> None:
+        """Waits until the idle topics that are being unloaded now are closed: before their bundle is another's."""
+        if self._unloading:
+            await asyncio.wait(list(self._unloading.values()))
 
     def _leave(self, *, keep_bundles: bool = False) -> _OwnershipSession:
         session, self._session = self._open(), None
@@ -677,6 +698,7 @@ class TopicManager:
         NotAllowed, DataLost or Unavailable if the topic cannot be loaded. Raises the errors of the metadata, too."""
         found = self.loaded.get(name.full)
         if found is not None:
+            found.maintenance.asked_s = self.world.clock.monotonic()
             return found
         if self._session is None and (heir := self._moved.get(name.full)) is not None:
             raise _served_by(name, heir)
@@ -695,6 +717,8 @@ class TopicManager:
     async def _load(self, session: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not session.settled:
             raise Unavailable(_UNSETTLED)  # or it would fence the broker that took the topic over
+        if (ending := self._unloading.get(name.full)) is not None:
+            await asyncio.wait([ending])
         if name.full in self._skipping:
             raise Unavailable(f"lost entries of topic {name} are being passed over; try again", topic=name)
         namespace = await session.catalog.get_cached_namespace(name.namespace_name)
@@ -785,6 +809,7 @@ class TopicManager:
             going: list[Topic] = []
 
             async def unload(path: str = path, going: list[Topic] = going) -> None:
+                await self._wait_idle_unloaded()
                 going += [
                     topic for topic in self.loaded.values() if ownership.owner_record_path(topic.name, record) == path
                 ]
@@ -947,6 +972,11 @@ class TopicManager:
             self._session.catalog.auto_creation = self.auto_topic_creation
 
     @property
+    def shared_rates(self) -> list[SharedRates]:
+        """Returns the rates of the namespaces and tenants that have a limit in sum over brokers and topics here."""
+        return list(self._rates.shared.values())
+
+    @property
     def balance(self) -> OnOff:
         """Returns whether brokers balance their load ("on" or "off"): the value that an operator set while the broker
         runs, otherwise the configured one."""
@@ -966,15 +996,106 @@ class TopicManager:
         return self.config.auto_topic_creation if changed is None else changed
 
     async def maintain_topics(self) -> None:
-        """Runs the maintenance of each loaded topic once (such as expiry and trimming), and deletes unused topics if
-        their policies say so. The broker calls this periodically. Only logs errors of single topics."""
-        await run_maintenance(lambda: [topic.maintenance for topic in self.loaded.values()], TOPICS_MAINTAINED_AT_ONCE)
-        inactive, turns = list[Topic](), EventLoopSlices(self.world.clock)
-        for topic in list(self.loaded.values()):
+        """Runs the maintenance of each loaded topic once (such as expiry and trimming), deletes unused topics if their
+        policies say so, and unloads idle ones. Only logs errors of single topics."""
+        await self._load_released_topics()
+        await self._maintain(list(self.loaded.values()))
+
+    async def maintain_topics_in_buckets(self, interval_s: float) -> None:
+        """Runs the maintenance of each loaded topic once, as `maintain_topics`, within about `interval_s` seconds: of
+        TOPICS_PER_BUCKET topics, then of the next ones, with pauses of equal lengths. While backlog quotas block the
+        producers of topics, these topics are maintained every BLOCKED_CHECK_INTERVAL_S, too. The broker calls this
+        again and again. Must not be called twice at a time."""
+        await self._load_released_topics()
+        topics = list(self.loaded.values())
+        buckets = max(1, -(-len(topics) // TOPICS_PER_BUCKET))
+        if is_measured := len(topics) > TOPICS_WALKED_ON_REQUEST:
+            self.survey.begin_round()
+        else:
+            self.survey.stop_rounds()
+        for bucket in range(buckets):
+            await self._pause_maintenance(interval_s / buckets)
+            if buckets == 1:
+                topics = list(self.loaded.values())
+            part = topics[bucket * TOPICS_PER_BUCKET : (bucket + 1) * TOPICS_PER_BUCKET]
+            await self._maintain(part)
+            if is_measured:
+                await self.survey.add_to_round([each for each in part if not each.is_ended])
+        if is_measured:
+            self.survey.end_round()
+
+    async def _pause_maintenance(self, seconds: float) -> None:
+        clock = self.world.clock
+        until = clock.monotonic() + seconds
+        while (left := until - clock.monotonic()) > 0:
+            is_blocking = self.is_blocking_producers
+            await asyncio.sleep(min(left, BLOCKED_CHECK_INTERVAL_S) if is_blocking else left)
+            if is_blocking and clock.monotonic() < until:
+                await self._maintain(list(self._blocking))
+
+    async def _maintain(self, topics: Sequence[Topic]) -> None:
+        await run_maintenance([topic.maintenance for topic in topics], TOPICS_MAINTAINED_AT_ONCE, self.world.clock)
+        inactive, idle, turns = list[Topic](), list[Topic](), EventLoopSlices(self.world.clock)
+        for topic in topics:
+            if topic.is_ended:
+                continue
+            if topic.maintenance.must_pause_producers():
+                self._blocking[topic] = None
             if topic.maintenance.is_inactive():
                 inactive.append(topic)
+            elif topic.maintenance.why_stays_loaded(self.config.unload_idle_s) is None:
+                idle.append(topic)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
+        if self._blocking:
+            self._blocking = {each: None for each in self._blocking if self._is_blocking(each)}
+        for start in range(0, len(idle), TOPICS_MAINTAINED_AT_ONCE):
+            await run_together(
+                [self._unload_idle(topic) for topic in idle[start : start + TOPICS_MAINTAINED_AT_ONCE]], "topic-idle"
+            )
+        await self._delete_inactive(inactive)
+
+    async def _unload_idle(self, topic: Topic) -> None:
+        """Unloads a topic if it is still idle. Whoever asks for it meanwhile waits until it is closed, and loads it
+        again."""
+        name = topic.name.full
+        if (
+            self.loaded.get(name) is not topic or self._session is None or not self._session.settled
+            or name in self.searched or topic.registry.changing.locked()
+            or topic.maintenance.why_stays_loaded(self.config.unload_idle_s) is not None
+        ):  # fmt: skip
+            return
+        del self.loaded[name]
+        self.idle_unloads += 1
+        if (release_s := topic.maintenance.find_release_time_s()) < math.inf:
+            heappush(self._releases, (release_s, name))
+        _LOG.debug("topic %s is idle: it is unloaded", name)
+        ending = self._unloading[name] = self._ending.spawn(self._close_topic(topic), f"unload of {name}")
+        ending.add_done_callback(lambda _: self._unloading.pop(name, None))
+        await asyncio.wait([ending])
+
+    async def _load_released_topics(self) -> None:
+        """Loads the idle topics that were unloaded with messages whose retention has ended since, so that maintenance
+        deletes them. Leaves out topics of bundles that this broker does not own any more."""
+        session, now, due = self._session, self.world.clock.monotonic(), list[str]()
+        if session is None or not session.settled:
+            return
+        while self._releases and self._releases[0][0] <= now and len(due) < TOPICS_PER_BUCKET:
+            due.append(heappop(self._releases)[1])
+
+        async def load(name: TopicName) -> None:
+            try:
+                namespace = await session.catalog.get_cached_namespace(name.namespace_name)
+                if session.ownership.is_owned(session.ownership.owner_record_path(name, namespace)):
+                    await self.load_topic(name, create=False)
+            except MagnetarError as error:
+                _LOG.debug("%s is not loaded for its retention: %s", name, error)
+
+        for start in range(0, len(due), TOPICS_MAINTAINED_AT_ONCE):
+            part = [TopicName.parse(each) for each in due[start : start + TOPICS_MAINTAINED_AT_ONCE]]
+            await run_together([load(each) for each in part if each.full not in self.loaded], "topic-release")
+
+    async def _delete_inactive(self, inactive: Sequence[Topic]) -> None:
         for topic in inactive:
             _LOG.info("%s: unused for %d s: it is deleted", topic.name, topic.applied.inactive_s)
             by_force = topic.applied.inactive_mode != "delete_when_no_subscriptions"
@@ -1019,5 +1140,9 @@ class TopicManager:
 
     @property
     def is_blocking_producers(self) -> bool:
-        """Returns True if any loaded topic blocks its producers now because its backlog has reached the quota."""
-        return any(topic.maintenance.must_pause_producers() for topic in self.loaded.values())
+        """Returns True if the backlog quota of any loaded topic blocks its producers, as the last maintenance of the
+        topic found."""
+        return any(map(self._is_blocking, self._blocking))
+
+    def _is_blocking(self, topic: Topic) -> bool:
+        return topic.maintenance.must_pause_producers() and self.loaded.get(topic.name.full) is topic

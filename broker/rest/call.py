@@ -304,6 +304,7 @@ class RestRequest:
 RestHandler = Callable[["RestRequest"], Awaitable[object]]
 H = TypeVar("H", bound=RestHandler)
 
+TENANT_PATH = "/admin/v2/tenants/{tenant}"
 NAMESPACE_PATH = "/admin/v2/namespaces/{tenant}/{namespace}"
 TOPIC_PATH = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
 SUBSCRIPTION_PATH = TOPIC_PATH + "/subscription/{subscription}"

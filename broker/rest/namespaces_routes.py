@@ -21,7 +21,7 @@ from ...proto.policies import Policies, check_policies, check_properties, decode
 from ...proto.statistics import NamespaceInfo, Permissions
 from ..access.authorizer import set_role_grant
 from ..cluster.bundles_core import BUNDLES_PER_NAMESPACE_MAX, HASH_RANGE
-from .call import NAMESPACE_PATH, TOPIC_PATH, HttpError, RestRequest, register_route
+from .call import NAMESPACE_PATH, TENANT_PATH, TOPIC_PATH, HttpError, RestRequest, register_route
 from .policies import (
     POLICY_ROWS,
     UNSUPPORTED_NAMESPACE_POLICIES,
@@ -118,7 +118,6 @@ async def grant_on_topic(call: RestRequest) -> None:
 # ------------------------------------------------------------------------------------------------------- tenants
 
 
-TENANT_PATH = "/admin/v2/tenants/{tenant}"
 
 
 class TenantInfo(msgspec.Struct):

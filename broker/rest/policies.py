@@ -5,10 +5,10 @@ A row of POLICIES translates one policy of proto/policies.py in both directions.
 for a body, or raises HttpError (412). `show` returns Pulsar's JSON for the fields, or None if they are not set. Pulsar
 writes "no limit" as -1 in rates and quotas, Magnetar as 0. Rates over a period become rates per second, rounded up.
 
-Each row has three routes for namespaces and three for topics. GET returns the policy that is set there (204: it is not
-set), with `applied=true` the one in force; POST (or PUT) sets it; DELETE removes it, so that it is inherited again. At
-the end of the file are the policies of Pulsar that Magnetar does not have: each has one value, and a request to set
-another value is refused.
+Each row has three routes for each level that has the policy: tenants, namespaces, topics. GET returns the policy that
+is set there (204: it is not set), with `applied=true` the one in force; POST (or PUT) sets it; DELETE removes it, so
+that it is inherited again. At the end of the file are the policies of Pulsar that Magnetar does not have: each has one
+value, and a request to set another value is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...proto.applied import Durability, KeyIndexPolicy, QuotaPolicy
 from ...proto.policies import POLICIES as TABLE
 from ...proto.policies import Policies, PolicyDefinition, PolicyRestNames, decode_policies
 from ...proto.schema import Compatibility
-from .call import NAMESPACE_PATH, TOPIC_PATH, HttpError, RestHandler, RestRequest, register_route
+from .call import NAMESPACE_PATH, TENANT_PATH, TOPIC_PATH, HttpError, RestHandler, RestRequest, register_route
 
 MIB = 1 << 20
 _DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
@@ -137,6 +137,7 @@ class PolicyRow(NamedTuple):
     verb: str  # that sets it, for namespaces
     by_cluster: bool  # `key` has a map from the cluster
     topic_verb: str
+    tenant: str  # as `namespace`
 
 
 def _bad_request(text: str) -> HttpError:
@@ -382,6 +383,14 @@ BODY_CONVERTERS: dict[str, BodyConverter] = {
         PublishRate, "publishThrottlingRateInMsg", "publishThrottlingRateInByte", "publish_rate"
     ),
     "dispatch-rate": _rate(*_DISPATCH, "dispatch_rate"),
+    "namespace-publish-rate": _rate(
+        PublishRate, "publishThrottlingRateInMsg", "publishThrottlingRateInByte", "namespace_publish_rate"
+    ),
+    "namespace-dispatch-rate": _rate(*_DISPATCH, "namespace_dispatch_rate"),
+    "tenant-publish-rate": _rate(
+        PublishRate, "publishThrottlingRateInMsg", "publishThrottlingRateInByte", "tenant_publish_rate"
+    ),
+    "tenant-dispatch-rate": _rate(*_DISPATCH, "tenant_dispatch_rate"),
     "subscription-dispatch-rate": _rate(*_DISPATCH, "subscription_dispatch_rate"),
     "subscribe-rate": BodyConverter(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
     "auto-subscription-creation": _object(
@@ -419,7 +428,7 @@ def _rows() -> Iterator[PolicyRow]:
             shape = BODY_CONVERTERS.get(policy.name) or _plain(policy, rest)
             yield PolicyRow(
                 rest.namespace, rest.topic, rest.key, shape.kind, fields, shape.take, shape.show, rest.verb,
-                rest.by_cluster, rest.topic_verb,
+                rest.by_cluster, rest.topic_verb, rest.tenant,
             )  # fmt: skip
 
 
@@ -463,6 +472,11 @@ def make_namespace_argument(call: RestRequest) -> dict[str, str]:
     return {"namespace": str(call.namespace)}
 
 
+def make_tenant_argument(call: RestRequest) -> dict[str, str]:
+    """Returns the argument that names the request's tenant in a call of an operation on policies."""
+    return {"name": call.names["tenant"]}
+
+
 def make_topic_argument(call: RestRequest) -> dict[str, str]:
     """Returns the argument that names the request's topic in a call of an operation on policies; for a partition, its
     partitioned topic."""
@@ -470,22 +484,25 @@ def make_topic_argument(call: RestRequest) -> dict[str, str]:
 
 
 async def read_policies(call: RestRequest, place: dict[str, str], *, applied: bool = False) -> Policies:
-    """Returns the policies that are set for the namespace or topic `place` itself; with `applied`, those that are in
-    force there. Raises Unauthorized if the caller may not see them, and the other errors of
+    """Returns the policies that are set for the tenant, namespace or topic `place` itself; with `applied`, those that
+    are in force there. Raises Unauthorized if the caller may not see them, and the other errors of
     `RestRequest.call_local`."""
-    return decode_policies(await call.call_local(op.GET_POLICIES, **place, applied=applied))
+    operation = op.GET_TENANT_POLICIES if "name" in place else op.GET_POLICIES
+    return decode_policies(await call.call_local(operation, **place, applied=applied))
 
 
 async def change_policies(
     call: RestRequest, place: dict[str, str], fields: PolicyFields, removed: tuple[str, ...] = ()
 ) -> None:
-    """Sets the policies in `fields` for the namespace or topic `place`. Removes the policies that are None in `fields`,
-    and those that `removed` names, so that they are inherited again. Raises InvalidRequest if the policies contradict
-    each other; Unauthorized if the caller may not change them; and the other errors of `RestRequest.call_local`."""
+    """Sets the policies in `fields` for the tenant, namespace or topic `place`. Removes those that are None in
+    `fields`, and those that `removed` names, so that they are inherited again. Raises InvalidRequest if the policies
+    contradict each other; Unauthorized if the caller may not change them; and the other errors of
+    `RestRequest.call_local`."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
-    await call.call_local(op.CHANGE_POLICIES, **place, set=text, remove=removed)
+    operation = op.CHANGE_TENANT_POLICIES if "name" in place else op.CHANGE_POLICIES
+    await call.call_local(operation, **place, set=text, remove=removed)
 
 
 # ------------------------------------------------------------------ each row of the table
@@ -520,6 +537,8 @@ def _register(row: PolicyRow, name: str, base: str, place: GetPolicyPlace, verb:
 for _row in POLICY_ROWS:
     if _row.namespace:
         _register(_row, _row.namespace, NAMESPACE_PATH, make_namespace_argument, _row.verb)
+    if _row.tenant:
+        _register(_row, _row.tenant, TENANT_PATH, make_tenant_argument, _row.verb)
     if _row.topic:
         _register(_row, _row.topic, TOPIC_PATH, make_topic_argument, _row.topic_verb)
 

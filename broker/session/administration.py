@@ -35,7 +35,15 @@ from ...proto.errors import (
 )
 from ...proto.names import MessageId, NamespaceName, Position, TopicName
 from ...proto.operations import Operation, find_answer_type
-from ...proto.policies import NAMESPACE_ONLY_POLICIES, POLICY_NAMES, Policies, check_properties
+from ...proto.policies import (
+    NAMESPACE_LEVEL,
+    POLICY_NAMES,
+    TENANT_LEVEL,
+    TOPIC_LEVEL,
+    Policies,
+    check_level,
+    check_properties,
+)
 from ...proto.statistics import BrokerInfo, ForgottenTransaction, LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import convert_reply, make_request
 from ...runtime.alarm import EventLoopSlices
@@ -121,6 +129,14 @@ def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
         )
         total += -(-(each.end_index - each.first_index) * left // entries)
     return total
+
+
+def _check_policy_names(names: Sequence[str]) -> None:
+    """Raises InvalidRequest if there is no policy with one of these names."""
+    unknown = sorted(set(names) - set(POLICY_NAMES))
+    if unknown:
+        some = ", ".join(name[:100] for name in unknown[:3])
+        raise InvalidRequest(f"there is no policy {some}; there are {', '.join(POLICY_NAMES)}")
 
 
 def may_get_bundles(broker: BrokerRecord) -> bool:
@@ -325,27 +341,40 @@ class Administration:
         found = await self._broker.policies.read_uninherited_policies(place, name)
         if not applied:
             return found
-        levels = (found,) if name is None else (
+        levels = [found] if name is None else [
             await self._broker.policies.read_uninherited_policies(place, None), found
-        )
+        ]
+        levels.insert(0, await self._broker.policies.read_tenant_policies(place.tenant))
         return make_policies_with_all_values(resolve_policies_in_force(defaults, *levels))
+
+    async def get_tenant_policies(self, tenant: str, *, applied: bool) -> Policies:
+        """Returns the policies that are set for a tenant; with `applied`, all that are in force there. Raises
+        TenantNotFound if it does not exist, and the errors of the metadata."""
+        await self._broker.catalog.get_tenant(tenant)
+        found = await self._broker.policies.read_tenant_policies(tenant)
+        if not applied:
+            return found
+        return make_policies_with_all_values(resolve_policies_in_force(self._broker.policies.defaults, found))
+
+    async def change_tenant_policies(self, tenant: str, given: Policies, removed: Sequence[str]) -> None:
+        """Sets the policies `given` for a tenant, and unsets those with the names `removed`. Raises InvalidRequest if a
+        policy is unknown, or is not one of tenants; TenantNotFound if it does not exist. Raises the errors of the
+        metadata, too."""
+        _check_policy_names(removed)
+        await self._broker.catalog.get_tenant(tenant)
+        await self._broker.policies.change_tenant_policies(tenant, check_level(given, TENANT_LEVEL), tuple(removed))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies `given` for a namespace or a topic, and unsets the policies with the names `removed`, which
         are then inherited again. If neither a namespace nor a topic is given, changes the policies of all brokers.
         Raises InvalidRequest if a policy is unknown, cannot be set there, or contradicts another; NotFound if the
         namespace or topic does not exist. Raises the errors of the metadata, too."""
-        unknown = sorted(set(removed) - set(POLICY_NAMES))
-        if unknown:
-            some = ", ".join(name[:100] for name in unknown[:3])
-            raise InvalidRequest(f"there is no policy {some}; there are {', '.join(POLICY_NAMES)}")
+        _check_policy_names(removed)
         if not namespace and not topic:
             await self._change_brokers(given, removed)
             return
         place, name = await self._place(namespace, topic)
-        of_namespaces = [each for each in NAMESPACE_ONLY_POLICIES if getattr(given, each) is not None]
-        if name is not None and of_namespaces:
-            raise InvalidRequest(f"{of_namespaces[0]} is a policy of a namespace, and no topic has one")
+        check_level(given, NAMESPACE_LEVEL if name is None else TOPIC_LEVEL)
         await self._broker.policies.change_policies(place, name, given, tuple(removed))
 
     async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:

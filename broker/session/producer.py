@@ -218,8 +218,8 @@ class ProducerSession:
         cost = len(entry) + ENTRY_COST_BYTES
         self._freed -= cost
         self._memory.held += cost
-        topic, (own, of_broker) = self.topic, self.topic.gate.rates
-        if not (self._waiting or own.limited or of_broker.limited or topic.maintenance.quota is not None):
+        topic = self.topic
+        if not (self._waiting or topic.gate.limited or topic.maintenance.quota is not None):
             if (published := self.producer.publish(entry)) is not True:
                 self._not_published(entry, published)
         elif self._waiting or topic.gate.must_wait:
@@ -241,7 +241,7 @@ class ProducerSession:
         topic, producer = self.topic, self.producer
         why, counts = (
             topic.maintenance.why_publish_refused() if topic.maintenance.quota is not None else None,
-            topic.gate.has_rate_limit,
+            topic.gate.limited,
         )
         before = topic.log.next_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse_entry(entry, why)

@@ -49,6 +49,7 @@ from ...proto.statistics import (
     MessageState,
     MessageTrace,
     NamespaceSums,
+    SharedLimits,
     TopicPage,
     TopicRow,
     WhyKept,
@@ -80,6 +81,7 @@ from ..topic.admission_core import compute_backlog_bytes
 from ..topic.statistics import analyze_backlog, count_unacknowledged, estimate_backlog, find_blocked_reason
 from ..topic.topic import Topic
 from .administration import call_operation_at_broker
+from .sharing import describe_shared_limits
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -439,6 +441,20 @@ class ClusterSummaries:
         others = await self._ask_others(members, op.LIST_BUNDLES, namespace=str(name or ""))
         rows = sorted((*mine, *(row for each in others.answers for row in each.bundles)), key=_by_bundle)
         return BundlePage(tuple(rows), tuple(sorted({*others.silent, *others.older})))
+
+    async def list_shared_limits(self, *, here: bool) -> SharedLimits:
+        """Returns the limits that hold in sum over brokers, at each broker with topics that they bound, sorted by place
+        and policy. `here`: at this broker only. The result names the brokers that did not answer."""
+        mine = describe_shared_limits(self._broker)
+        if here:
+            return SharedLimits(mine, ())
+        members = await self._broker.read_brokers_and_bookies()
+        others = await self._ask_others(members, op.SHARED_LIMITS)
+        rows = (*mine, *(row for each in others.answers for row in each.limits))
+        return SharedLimits(
+            tuple(sorted(rows, key=attrgetter("place", "policy", "broker"))),
+            tuple(sorted({*others.silent, *others.older})),
+        )
 
     async def _list_own_bundles(self, name: NamespaceName | None) -> tuple[BundleRow, ...]:
         broker = self._broker

@@ -276,6 +276,8 @@ _LOG = logging.getLogger("magnetar.broker.subscription.subscription")
 
 PUMPED_ENTRIES_MAX = 1000
 """Entries handed out between two checks of the consumers' queues."""
+RATE_CHECKED_AGAIN_S = 1.0
+"""Seconds after which a subscription that waits for a rate looks again: the rate may have become higher meanwhile."""
 SLOTS_PER_SLICE = 1000
 """Slots of Key_Shared that are checked after a join or a leave between two readings of the clock: half a millisecond.
 """
@@ -301,7 +303,7 @@ class SubscriptionDeliveryPump:
         self._delayed = subscription.delayed
         self._log = subscription.log
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
-        self.rates: tuple[RateLimit, ...] = (RateLimit(),)  # its own first, then the topic's and the broker's
+        self.rates: tuple[RateLimit, ...] = (RateLimit(),)  # its own first, then those of what it is part of
         self.is_moving = False  # nothing is delivered: a seek is not durable yet, or the topic closes
         self._config = config
         self._clock = clock
@@ -578,7 +580,7 @@ class SubscriptionDeliveryPump:
         seconds = compute_rate_delay_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
-            self._wake_later(seconds, now)
+            self._wake_later(min(seconds, RATE_CHECKED_AGAIN_S), now)
         return seconds > 0
 
     def _wake_later(self, seconds: float, now: float) -> None:

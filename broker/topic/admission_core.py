@@ -1,7 +1,8 @@
 """Admission to a topic: the limits on the numbers of its producers, consumers and subscriptions (Pulsar T10, S13), and
 the rate of subscribing (L1). The second half of the module has the decisions of a topic's maintenance, with their
 rules: rolling an idle ledger (`must_roll_ledger`), the backlog quota (`judge_backlog_quota`), inactive topics
-(`is_topic_inactive`), idle subscriptions (only their rule; the deletion is in maintenance.py).
+(`is_topic_inactive`), idle subscriptions (only their rule; the deletion is in maintenance.py), idle topics
+(`why_topic_stays`).
 
 The topic calls the checks before a producer or consumer joins, in the order below. The first limit that is reached
 refuses the client, and the error names the limit. A lowered limit disconnects no connected client. A client that
@@ -24,13 +25,14 @@ most TOKEN_BUCKETS_MAX are kept. Guarding tests: tests/broker/topic/test_admissi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, ProducerBusy
 from ...proto.names import Position, TopicName
-from ...proto.states import BacklogQuotaState
+from ...proto.states import BacklogQuotaState, TopicStays
 from ..common.refusals import SubscribeRefusal
 from ..log.log_shape_core import (
     NO_RETENTION,
@@ -204,6 +206,11 @@ class TopicAdmission:
 #   `subscription_expiration_s`, as far as the broker that serves the topic has seen it: after a restart the time begins
 #   again, so one is never deleted too early (maintenance.py `TopicMaintenance.delete_idle_subscriptions`).
 #
+# - **Idle topics** (`why_topic_stays`): a topic that has no client, no backlog and no work is unloaded when it was not
+#   used for `unload_idle_s`. Its next use loads it again; so does its broker when the retention of its messages has
+#   ended (`compute_release_delay_s`), to delete them. What else a clock would do to a topic (expiry, the deletion of
+#   unused topics and subscriptions) keeps it loaded.
+#
 # Bytes after a mark inside a ledger are estimated by its entries' average size. Guarding test: test_upkeep.py.
 
 
@@ -299,3 +306,51 @@ def is_topic_inactive(
     if applied.inactive_mode == "delete_when_no_subscriptions":
         return not subscriptions
     return not backlog
+
+
+class TopicUse(NamedTuple):
+    """The facts from which `why_topic_stays` decides. `clients`: the connected producers and consumers; `unused_s`: for
+    how many seconds no client was connected and no call asked for the topic; `transactions`: whether one is open;
+    `backlog`: whether a durable subscription has anything left; `work`: whether anything is being done to it;
+    `subscriptions`: the number of its durable subscriptions; `bytes`: what its log stores."""
+
+    persistent: bool
+    clients: int
+    unused_s: float
+    transactions: bool
+    backlog: bool
+    work: bool
+    subscriptions: int
+    bytes: int
+
+
+def why_topic_stays(
+    use: TopicUse, applied: AppliedPolicies, unread: Retention, unload_idle_s: float
+) -> TopicStays | None:
+    """Returns the reason why a topic stays loaded; None if the broker may unload it. `unread`: the retention for a
+    topic without durable subscriptions, NO_RETENTION if it has one; `unload_idle_s`: the setting, 0: never."""
+    reasons = (
+        (not unload_idle_s, TopicStays.NOT_UNLOADED),
+        (not use.persistent, TopicStays.IN_MEMORY),
+        (use.clients > 0, TopicStays.CLIENTS),
+        (use.unused_s < unload_idle_s, TopicStays.USED),
+        (use.transactions, TopicStays.TRANSACTION),
+        (use.backlog, TopicStays.BACKLOG),
+        (use.work, TopicStays.WORK),
+        (use.bytes > 0 and compute_release_delay_s(applied, unread) == 0, TopicStays.RETENTION),
+        (
+            applied.inactive_s > 0 or (use.subscriptions > 0 and applied.subscription_expiration_s > 0),
+            TopicStays.DELETED_UNUSED,
+        ),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
+
+
+def compute_release_delay_s(applied: AppliedPolicies, unread: Retention) -> float:
+    """Returns the seconds after which retention keeps no message that is acknowledged now, and no message of a topic
+    without durable subscriptions (`unread`: its retention). Returns 0 if none of these is kept now, infinity if the
+    passing of time releases none."""
+    kinds = (unread, Retention(applied.retention_minutes, applied.retention_mib))
+    if any(each.minutes < 0 or (each.minutes == 0 and each.mib != 0) for each in kinds):
+        return math.inf
+    return 60.0 * max(each.minutes for each in kinds)

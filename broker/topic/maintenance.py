@@ -10,30 +10,38 @@ Order: expired messages are acknowledged first, so that the quota counts only th
 ledgers that both have released. Expiry (A15) checks no message one by one: it finds the first entry that arrived after
 the limit by bisection over the entries' timestamps, and moves the mark to just before it. The arrival time of a
 subscription's oldest message is read once per mark and kept in memory. Nothing here has a timer of its own; a topic in
-which nothing is due costs no read. Guarding tests: tests/broker/topic/test_maintenance.py.
+which nothing is due costs no read, no task and some microseconds (`TopicMaintenance.has_due_work`).
+Guarding tests: tests/broker/topic/test_maintenance.py.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
-from ...proto.states import BacklogQuotaState, TopicState
+from ...proto.states import BacklogQuotaState, TopicState, TopicStays
+from ...runtime.alarm import EventLoopSlices
+from ...runtime.clock import Clock
 from ...runtime.network import World
 from ...runtime.tasks import run_together
 from ..common.refusals import PublishRefusal
+from ..log.log_shape_core import find_trimmable_ledgers
 from ..subscription.dead_letters import find_remaining_chunks
 from ..subscription.subscription import Subscription
 from .admission_core import (
+    TopicUse,
     compute_backlog_bytes,
+    compute_release_delay_s,
     estimate_delayed_bytes,
     find_mark_for_backlog_bytes,
     is_topic_inactive,
     judge_backlog_quota,
     must_roll_ledger,
+    why_topic_stays,
 )
 
 if TYPE_CHECKING:
@@ -49,8 +57,8 @@ class TopicMaintenance:
     there is none."""
 
     __slots__ = (
-        "_ages", "_evicts", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted",
-        "expired", "quota", "roll_idle_s",
+        "_ages", "_evicts", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "asked_s",
+        "evicted", "expired", "quota", "roll_idle_s",
     )  # fmt: skip
 
     def __init__(self, world: World, topic: Topic, roll_idle_s: float) -> None:
@@ -63,6 +71,7 @@ class TopicMaintenance:
         self._evicts = False  # the previous pass evicted: it is logged once
         now = world.clock.monotonic()
         self._unused_since = self._quiet_since = now
+        self.asked_s = now  # when a call last asked this broker for the topic, by the monotonic clock
         self._messages_in = 0
         self._idle: dict[str, float] = {}  # unused subscription → since when
         self._ages: dict[str, tuple[Position, int]] = {}  # subscription → its first open entry, and when it arrived
@@ -90,16 +99,90 @@ class TopicMaintenance:
         while a producer or a consumer is connected, or a transaction is open. The time without use is only as exact as
         the calls of this method and of `on_topic_used`."""
         topic, now = self._topic, self._world.clock.monotonic()
-        if topic.connected_client_count or topic.transactions.open_transactions:
+        if not topic.applied.inactive_s:
+            self._unused_since = now  # the time begins when a policy asks for it
+            return False
+        if topic.has_clients or topic.transactions.open_transactions:
             self._unused_since = now
         durable = self._durable()
         return is_topic_inactive(
             topic.applied, users=topic.connected_client_count, subscriptions=len(durable),
             unused_s=now - self._unused_since,
-            backlog=any(each.cursor.mark < topic.shown.shape.last_position for each in durable),
+            backlog=any(topic.shown.shape.has_readable_entry_after(each.cursor.mark) for each in durable),
         )  # fmt: skip
 
+    def why_stays_loaded(self, unload_idle_s: float) -> TopicStays | None:
+        """Returns the reason why the topic stays loaded; None if it may be unloaded. `unload_idle_s`: for how many
+        seconds it must not have been used; 0: it is never unloaded. The time without use is only as exact as the calls
+        of this method."""
+        topic, now = self._topic, self._world.clock.monotonic()
+        if clients := topic.has_clients:
+            self.asked_s = now
+        if not unload_idle_s or now - self.asked_s < unload_idle_s:  # the usual case, before anything else is read
+            return TopicStays.CLIENTS if clients else TopicStays.USED if unload_idle_s else TopicStays.NOT_UNLOADED
+        durable, shape = self._durable(), topic.log.shape
+        use = TopicUse(
+            topic.name.persistent, topic.connected_client_count, now - self.asked_s,
+            transactions=any((topic.transactions.open_transactions, *(each.pending_transactions for each in durable))),
+            backlog=any(shape.has_readable_entry_after(each.cursor.mark) for each in durable),
+            work=topic.compaction.is_running or topic.key_indexes.is_building
+            or topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED),
+            subscriptions=len(durable), bytes=shape.size,
+        )  # fmt: skip
+        return why_topic_stays(use, topic.applied, topic.retention_without_subscriptions(), unload_idle_s)
+
+    def find_release_time_s(self) -> float:
+        """Returns when retention will keep no message of an idle topic any more, by the monotonic clock; infinity if it
+        has none, or time releases none."""
+        topic = self._topic
+        if not topic.log.shape.size:
+            return math.inf
+        delay_s = compute_release_delay_s(topic.applied, topic.retention_without_subscriptions())
+        return self._world.clock.monotonic() + delay_s
+
     # ------------------------------------------------------------------ a look
+    def has_due_work(self) -> bool:
+        """Returns False if `run_due_work` would do nothing now; then the caller need not call it, and this call has
+        started what is due of the topic's parts. Costs some microseconds: of very many topics few have anything due.
+        Returns True if it cannot tell."""
+        topic = self._topic
+        if topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
+            return False
+        try:
+            if self._may_expire() or self._may_change_subscriptions() or self._must_roll() or self._find_trimmable():
+                return True
+            for part in topic.parts:
+                part.run_due_work(topic.applied)
+        except Exception:  # the step that fails logs it
+            return True
+        return False
+
+    def _may_expire(self) -> bool:
+        """Returns True if messages may be too old, or the backlog may have reached its quota."""
+        topic, applied, shape = self._topic, self._topic.applied, self._topic.log.shape
+        if self.quota is not None or self._evicts:
+            return True
+        limited = applied.message_ttl_s or applied.backlog_quota_s or 0 < applied.backlog_quota_bytes <= shape.size
+        return bool(limited) and any(
+            each.is_durable and shape.has_readable_entry_after(each.cursor.mark)
+            for each in topic.subscriptions.values()
+        )
+
+    def _may_change_subscriptions(self) -> bool:
+        """Returns True if subscriptions may have been unused for too long, or may have slots of keys that wait."""
+        topic = self._topic
+        if self._idle or topic.applied.subscription_expiration_s or len(self._ages) > len(topic.subscriptions):
+            return True
+        return any(each.consumers and each.dispatcher.policy.by_keys for each in topic.subscriptions.values())
+
+    def _find_trimmable(self) -> bool:
+        """Returns True if a ledger may be trimmed now."""
+        topic, shape = self._topic, self._topic.log.shape
+        if len(shape) < 2:  # the last one stays
+            return False
+        kept = topic.retention(), self._world.clock.wall_ms(), topic.retention_without_subscriptions()
+        return find_trimmable_ledgers(shape, topic.trim_limits(), *kept) != []
+
     async def run_due_work(self) -> None:
         """Runs all maintenance `MAINTENANCE_STEPS`. If a step fails, logs the error and continues with the next step:
         bookies that do not answer must not prevent trimming. Stops before the next step when the topic is no longer
@@ -254,17 +337,24 @@ class TopicMaintenance:
     async def roll_ledger(self) -> None:
         """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one; or if the
         policy `durability` has changed since it began. Raises the errors of `TopicLog.roll_ledger`."""
-        log, now = self._topic.log, self._world.clock.monotonic()
+        if self._must_roll():
+            await self._topic.log.roll_ledger()
+
+    def _must_roll(self) -> bool:
+        """Returns True if the topic must begin a new ledger now."""
+        topic, log, now = self._topic, self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
+        if log.state is not TopicState.SERVING or log.shape.last_position.entry_id < 0:
+            return False
         written = log.replication
-        changed = written is not None and written.unsynced != self._topic.is_durable_in_memory
-        if log.state is TopicState.SERVING and (changed or must_roll_ledger(
-            self._topic.name, log.shape, self._topic.applied, self._topic.trim_limits(),
-            quiet_s=now - self._quiet_since, age_s=log.ledger_age_s, idle_s=self.roll_idle_s,
-            now_ms=self._world.clock.wall_ms(), unread=self._topic.retention_without_subscriptions(),
-        )):  # fmt: skip
-            await log.roll_ledger()
+        if written is not None and written.unsynced != topic.is_durable_in_memory:
+            return True
+        return must_roll_ledger(
+            topic.name, log.shape, topic.applied, topic.trim_limits(), quiet_s=now - self._quiet_since,
+            age_s=log.ledger_age_s, idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
+            unread=topic.retention_without_subscriptions(),
+        )  # fmt: skip
 
     async def trim_ledgers(self) -> None:
         """Deletes the ledgers of the topic that no holder needs. Raises the errors of `Topic.trim_ledgers`."""
@@ -301,9 +391,14 @@ MAINTENANCE_STEPS = (
 """The steps of `run_due_work`, in this order."""
 
 
-async def run_maintenance(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
-    """Runs the maintenance of all topics that the function `topics` returns, `at_once` topics at a time. Returns when
-    all are done."""
-    waiting = topics()
+async def run_maintenance(topics: Sequence[TopicMaintenance], at_once: int, clock: Clock) -> None:
+    """Runs the maintenance of `topics`, of `at_once` topics at a time. Returns when all are done. A topic in which
+    nothing is due is only looked at, in slices of the event loop."""
+    waiting, turns = list[TopicMaintenance](), EventLoopSlices(clock)
+    for life in topics:
+        if life.has_due_work():
+            waiting.append(life)
+        if turns.is_slice_used_up:
+            await turns.begin_slice()
     for start in range(0, len(waiting), at_once):
         await run_together([life.run_due_work() for life in waiting[start : start + at_once]], "topic-maintenance")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ...proto.entry import get_sequence_id, parse_checked_head, parse_stored_head
@@ -404,37 +404,39 @@ PublishStep = Callable[[], bool]
 """A function that publishes one waiting entry, and returns True if there are more."""
 
 
+RATE_CHECKED_AGAIN_S = 1.0
+"""Seconds after which a publish that waits for a rate looks again: the rate may have become higher meanwhile."""
+
+
 class PublishGate:
     """The gate of one topic: a queue of publishes that wait while a publish rate or the backlog quota blocks
     producers."""
 
-    __slots__ = ("_clock", "_held", "_loop", "_timer", "_waiting", "rates")
+    __slots__ = ("_clock", "_held", "_loop", "_own", "_timer", "_waiting", "limited")
 
-    def __init__(self, clock: Clock, rates: tuple[RateLimit, RateLimit], held: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, rates: Sequence[RateLimit], held: Callable[[], bool]) -> None:
         self._clock = clock
-        self.rates = rates  # of the topic, and of the broker
+        self.set_rates(rates)
         self._held = held  # by the backlog quota: `resume_queued_publishes` is called when that may have changed
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[PublishStep, None] | None = None  # in the order of their turns
         self._timer: asyncio.Handle | None = None
 
+    def set_rates(self, rates: Sequence[RateLimit]) -> None:
+        """Sets the publish rates: that of the topic first, and then those of what it is part of. Must be called when
+        one of them gets a limit, or has none any more."""
+        self._own = rates[0]
+        self.limited = tuple(rate for rate in rates if rate.limited)  # only with these is something counted
+
     @property
     def rate_limited_count(self) -> int:
         """Returns how many times the topic's own publish rate made a producer wait since the topic was loaded."""
-        return sum(rate.throttled for rate in self.rates[:1])
-
-    @property
-    def has_rate_limit(self) -> bool:
-        """Returns True if the topic or the broker has a publish rate. Only then must publishes be reported to
-        `count_published`."""
-        own, of_broker = self.rates
-        return own.limited or of_broker.limited
+        return self._own.throttled
 
     def count_published(self, messages: int, size: int) -> None:
         """Counts `messages` published messages of `size` bytes together against the publish rates."""
-        for rate in self.rates:
-            if rate.limited:
-                rate.spend_tokens(messages, size, self._clock.monotonic())
+        for rate in self.limited:
+            rate.spend_tokens(messages, size, self._clock.monotonic())
 
     @property
     def must_wait(self) -> bool:
@@ -442,10 +444,9 @@ class PublishGate:
         backlog quota blocks producers."""
         if self._held():
             return True
-        own, of_broker = self.rates
-        if not own.limited and not of_broker.limited:
+        if not self.limited:
             return False
-        return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
+        return any(rate.delay_s(self._clock.monotonic()) > 0 for rate in self.limited)
 
     def queue_waiting_publish(self, step: PublishStep) -> None:
         """Queues the function `step`, which publishes one waiting entry. While the gate is open, `step` is called
@@ -482,7 +483,7 @@ class PublishGate:
         producers."""
         if self._timer is not None or self._held():
             return
-        seconds = compute_rate_delay_s(self.rates, self._clock.monotonic())
+        seconds = min(compute_rate_delay_s(self.limited, self._clock.monotonic()), RATE_CHECKED_AGAIN_S)
         self._timer = (
             self._loop.call_later(seconds, self.resume_queued_publishes)
             if seconds > 0

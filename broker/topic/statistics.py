@@ -6,11 +6,14 @@ backlog, single messages)."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
+from ...proto.applied import AppliedPolicies
 from ...proto.entry import parse_stored_head
 from ...proto.errors import NotFound
-from ...proto.names import Position
+from ...proto.names import NamespaceName, Position
 from ...proto.states import Blocked
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
@@ -30,16 +33,100 @@ if TYPE_CHECKING:
     from .topic import Topic
 
 
-class BrokerRateLimits:
-    """What all topics of a broker share: the publish rate and the dispatch rate of the broker, and two semaphores. A
-    topic that compacts holds `compacting`, and a topic that writes key indexes of a ledger holds `indexing`; one topic
-    at a time has each."""
+Limits = tuple[int, int]
+"""A limit in messages and one in bytes per second; 0: no limit."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+
+def _get_shared_limits(applied: AppliedPolicies, level: str) -> tuple[Limits, Limits]:
+    """Returns (limits of publishing, limits of dispatch) that hold in sum over brokers. `level`: "namespace" or
+    "tenant"."""
+    if level == "namespace":
+        return (
+            (applied.namespace_publish_rate_messages, applied.namespace_publish_rate_bytes),
+            (applied.namespace_dispatch_rate_messages, applied.namespace_dispatch_rate_bytes),
+        )
+    return (
+        (applied.tenant_publish_rate_messages, applied.tenant_publish_rate_bytes),
+        (applied.tenant_dispatch_rate_messages, applied.tenant_dispatch_rate_bytes),
+    )
+
+
+class SharedRate:
+    """The publish or dispatch rate of a namespace or a tenant at this broker: its share of a limit that holds in sum
+    over all brokers (broker/cluster/shares_core.py). `names`: the texts of the limits in messages and in bytes, by
+    which brokers report them; `policies`: their fields in AppliedPolicies; `limits`: their values, 0 without a limit;
+    `rate`: what topics ask."""
+
+    __slots__ = ("_get_share", "limits", "names", "place", "policies", "rate")
+
+    def __init__(self, place: str, policy: str, get_share: Callable[[str, float], float]) -> None:
+        self.rate = RateLimit()
+        self.place = place
+        self.policies = (f"{policy}_messages", f"{policy}_bytes")
+        self.names = (f"{self.policies[0]} {place}", f"{self.policies[1]} {place}")
+        self.limits: Limits = (0, 0)
+        self._get_share = get_share
+
+    def set_limits(self, limits: Limits, now: float) -> None:
+        """Sets the limits, and the rate to this broker's share of them."""
+        self.limits = limits
+        self.update_share(now)
+
+    def update_share(self, now: float) -> None:
+        """Sets the rate to the share that this broker has now."""
+        messages, size = (
+            limit * self._get_share(name, now) if limit else 0.0
+            for limit, name in zip(self.limits, self.names, strict=True)
+        )
+        self.rate.set_rate(messages, size, now)
+
+
+class SharedRates:
+    """The rates of a namespace or a tenant in sum over brokers, at this broker. `place`: its name; `level`: what it
+    is, the beginning of its policies' names."""
+
+    __slots__ = ("__weakref__", "dispatch", "place", "publish")
+
+    def __init__(self, place: str, level: str, get_share: Callable[[str, float], float]) -> None:
+        self.place = place
+        self.publish = SharedRate(place, f"{level}_publish_rate", get_share)
+        self.dispatch = SharedRate(place, f"{level}_dispatch_rate", get_share)
+
+    def set_limits(self, publish: Limits, dispatch: Limits, now: float) -> None:
+        """Sets the limits of publishing and of dispatch."""
+        self.publish.set_limits(publish, now)
+        self.dispatch.set_limits(dispatch, now)
+
+
+class BrokerRateLimits:
+    """What all topics of a broker share: the publish rate and the dispatch rate of the broker, those of each namespace
+    and tenant that has a limit in sum over brokers and a loaded topic (`shared`), and two semaphores. A topic that
+    compacts holds `compacting`, and a topic that writes key indexes of a ledger holds `indexing`; one topic at a time
+    has each."""
+
+    def __init__(self, config: BrokerConfig, get_share: Callable[[str, float], float] = lambda _, __: 1.0) -> None:
+        self.shared: WeakValueDictionary[str, SharedRates] = WeakValueDictionary()  # their topics keep them
+        self._get_share = get_share
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
         self.indexing = asyncio.Semaphore(1)  # likewise: one ledger at a time
         self.publish = RateLimit(config.broker_publish_rate_messages, config.broker_publish_rate_bytes)
         self.dispatch = RateLimit(config.broker_dispatch_rate_messages, config.broker_dispatch_rate_bytes)
+
+    def apply_shared_rates(
+        self, namespace: NamespaceName, applied: AppliedPolicies, now: float
+    ) -> tuple[SharedRates, ...]:
+        """Sets the limits of a namespace and of its tenant to those in `applied`, and returns the rates of those of the
+        two that have a limit."""
+        found = list[SharedRates]()
+        for level, place in (("namespace", str(namespace)), ("tenant", namespace.tenant)):
+            rates, limits = self.shared.get(place), _get_shared_limits(applied, level)
+            limited = any(limits[0]) or any(limits[1])
+            if rates is None and limited:
+                rates = self.shared[place] = SharedRates(place, level, self._get_share)
+            if rates is not None:
+                rates.set_limits(*limits, now)
+                found += [rates] if limited else []
+        return tuple(found)
 
 
 class TrafficRates(NamedTuple):

@@ -78,7 +78,7 @@ from .dedup_core import (
 )
 from .maintenance import TopicMaintenance
 from .producer import PublishGate, TopicProducer
-from .statistics import BrokerRateLimits, TopicStatistics
+from .statistics import BrokerRateLimits, SharedRates, TopicStatistics
 from .storage import TopicStorage
 from .transactions import TopicTransactions
 from .transactions_core import TopicTransactionsCore, TxnEndEffect
@@ -107,6 +107,7 @@ class Topic:
         "_on_lost",
         "_publish_rate",
         "_settled",
+        "_shared_rates",
         "_woken_at",
         "admission",
         "applied",
@@ -149,6 +150,7 @@ class Topic:
         self._ended = self.is_going = False  # it takes nothing any more; it is being deleted
         self.moves_to = ""  # the endpoint of the broker that gets it, once that is decided
         self._publish_rate, self._dispatch_rate = RateLimit(), RateLimit()
+        self._shared_rates: tuple[SharedRates, ...] = ()  # of its namespace and its tenant, if they have a limit
         self._woken_at = NO_POSITION  # the last stable position when subscriptions were woken
         self._broker_rates = rates
         self.admission = TopicAdmission(name, config.max_same_address_producers, config.max_same_address_consumers)
@@ -189,6 +191,9 @@ class Topic:
         self.applied, now = applied, self.world.clock.monotonic()
         self._publish_rate.set_rate(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.set_rate(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
+        self._shared_rates = self._broker_rates.apply_shared_rates(self.name.namespace_name, applied, now)
+        shared = (each.publish.rate for each in self._shared_rates)
+        self.gate.set_rates((self._publish_rate, *shared, self._broker_rates.publish))
         self.dedup.apply(applied)
         self.gate.resume_queued_publishes()
         for producer in self.producers:
@@ -201,7 +206,8 @@ class Topic:
         applied, own = self.applied, subscription.pump.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
         own.set_rate(messages, size, self.world.clock.monotonic())
-        subscription.pump.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
+        shared = (each.dispatch.rate for each in self._shared_rates)
+        subscription.pump.rates = (own, self._dispatch_rate, *shared, self._broker_rates.dispatch)
         subscription.apply(applied)
         if subscription.consumers:
             subscription.pump.wake()
@@ -243,6 +249,7 @@ class Topic:
             self.transactions.on_topic_loaded()
         except BaseException:
             self._ended = True
+            self._shared_rates = ()
             await self._close_subscriptions()
             raise
 
@@ -380,6 +387,11 @@ class Topic:
         await self.trim_ledgers(retained=False)
 
     @property
+    def has_clients(self) -> bool:
+        """Returns True if a producer or a consumer is connected."""
+        return len(self.producers) > 0 or any(each.consumers for each in self.subscriptions.values())
+
+    @property
     def connected_client_count(self) -> int:
         """Returns the number of connected producers and consumers."""
         return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())
@@ -468,6 +480,7 @@ class Topic:
         if self._ended:
             return
         self._ended = True
+        self._shared_rates = ()
         self._disconnect(NotOwner(f"topic {self.name} is not served here any more: {error}", topic=self.name))
         for part in self.parts:
             part.stop()
@@ -498,6 +511,7 @@ class Topic:
         begun_s = None if self._ended else self.world.clock.monotonic()
         if not self._ended:
             self._ended = True
+            self._shared_rates = ()
             for part in self.parts:
                 part.stop()
             last_acks = [last for each in self.subscriptions.values() for last in each.stop_delivery_for_move(error)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.policies import NAMESPACE_LEVEL, POLICIES
+from ...proto.policies import NAMESPACE_LEVEL, POLICIES, TENANT_LEVEL
 from ..common.lazy import OPERATION_ROW, LazyCommand, LazyGroup
 from ..common.session import CommandSession, confirm_deletion, session_command
 from .policies import (
@@ -537,6 +537,7 @@ tenants = LazyGroup(
         "stats": LazyCommand(".admin.namespaces", "tenant_stats", "Topics and rates of a tenant's namespaces."),
         "delete": LazyCommand(".admin.namespaces", "delete_tenant", "Delete a tenant."),
     },
+    policies=make_policy_commands(TENANT_LEVEL),
     with_rows=True,
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
 )

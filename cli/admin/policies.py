@@ -1,6 +1,6 @@
-"""`magnetar namespaces|topics set-X|get-X|remove-X`: every policy by one table, with pulsar-admin's names and options.
+"""`magnetar tenants|namespaces|topics set-X|get-X|remove-X`: every policy by one table, with pulsar-admin's names.
 
-A row of proto/policies.py makes three commands for namespaces and three for topics: `set-` sets the given policies
+A row of proto/policies.py makes three commands for each level that has the policy: `set-` sets the given policies
 and keeps the rest, `get-` shows what is set at that level (`--applied`: with what is inherited, topic > namespace >
 broker), `remove-` inherits again. The meaning and the bounds of a policy: proto/policies.py, which the broker checks.
 No command here is written by hand, and LazyGroup makes one only when it is run (attributes of this module, by
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.policies import NAMESPACE_LEVEL, POLICIES, Field, PolicyDefinition
+from ...proto.policies import NAMESPACE_LEVEL, POLICIES, TENANT_LEVEL, Field, PolicyDefinition
 from ..common import units
 from ..common.lazy import LazyCommand
 from ..common.session import CommandSession, session_command, with_session
@@ -192,7 +192,7 @@ COMMAND_ALIASES = {
 
 def make_policy_commands(level: str) -> dict[str, LazyCommand]:
     """Returns the commands that set, get and remove policies, by their names. `level`: the command group for which they
-    are made, `namespaces` or `topics`."""
+    are made, `tenants`, `namespaces` or `topics`."""
     return {
         f"{act}-{verb.name_at(level)}": LazyCommand(".admin.policies", f"{level} {act} {verb.name}", verb.help)
         for verb in POLICIES
@@ -244,8 +244,12 @@ def __getattr__(name: str) -> click.Command:
     raise AttributeError(f"no command {name!r}")
 
 
+_PLACES = {TENANT_LEVEL: ("tenant", "acme"), NAMESPACE_LEVEL: ("namespace", "public/default")}
+"""What a command of the level takes, with an example."""
+
+
 def _command(level: str, act: str, verb: PolicyDefinition, text: str, function: Callable[..., None]) -> click.Command:
-    target, sample = ("namespace", "public/default") if level == NAMESPACE_LEVEL else ("topic", "orders")
+    target, sample = _PLACES.get(level, ("topic", "orders"))
     options = f" {verb.example}" if act == "set" else ""
     function.__doc__ = f"{text}\n\n    Example: magnetar {level} {act}-{verb.name_at(level)} {sample}{options}\n    "
     return click.command(f"{act}-{verb.name_at(level)}")(click.argument("target", metavar=target.upper())(function))
@@ -279,26 +283,31 @@ def _get(level: str, verb: PolicyDefinition) -> click.Command:
 
 def _remove(level: str, verb: PolicyDefinition) -> click.Command:
     def command(session: CommandSession, target: str) -> None:
-        admin = session.admin
-        remove = admin.remove_namespace_policies if level == NAMESPACE_LEVEL else admin.remove_topic_policies
-        remove(target, *(field.name for field in verb.fields))
+        _choose_method(session, "remove_{}_policies", level)(target, *(field.name for field in verb.fields))
         session.out.print_result_text(f"{verb.name_at(level)} of {target} is inherited again{verb.note}", target=target)
 
     return _command(level, "remove", verb, f"Inherit again: {verb.help}", with_session(command))
 
 
 def read_policies(session: CommandSession, level: str, target: str, *, applied: bool = False) -> Policies:
-    """Returns the policies that are set at the namespace or topic `target`; with `applied` also those that it inherits.
-    `level`: NAMESPACE_LEVEL or TOPIC_LEVEL (proto/policies.py). Raises the errors of the admin client."""
-    admin = session.admin
-    return (admin.namespace_policies if level == NAMESPACE_LEVEL else admin.topic_policies)(target, applied=applied)
+    """Returns the policies that are set at the tenant, namespace or topic `target`; with `applied` also those that it
+    inherits. `level`: TENANT_LEVEL, NAMESPACE_LEVEL or TOPIC_LEVEL (proto/policies.py). Raises the errors of the admin
+    client."""
+    found: Policies = _choose_method(session, "{}_policies", level)(target, applied=applied)
+    return found
+
+
+def _choose_method(session: CommandSession, name: str, level: str) -> Callable[..., Any]:
+    """Returns the method of the admin client for this level; `name`: its name, with {} for "tenant" and so on."""
+    method: Callable[..., Any] = getattr(session.admin, name.format(level.removesuffix("s")))
+    return method
 
 
 def change_policies(session: CommandSession, level: str, target: str, given: dict[str, Any]) -> Policies:
-    """Sets the policies `given` (by the names of the fields of `Policies`) at the namespace or topic `target`; other
-    policies stay. `level`: NAMESPACE_LEVEL or TOPIC_LEVEL. Returns all policies that are set there afterwards. Raises
-    UsageError if a value has the wrong type; InvalidRequest if the broker refuses a value, and the other errors of the
-    admin client."""
+    """Sets the policies `given` (by the names of the fields of `Policies`) at the tenant, namespace or topic `target`;
+    other policies stay. `level`: TENANT_LEVEL, NAMESPACE_LEVEL or TOPIC_LEVEL. Returns all policies that are set there
+    afterwards. Raises UsageError if a value has the wrong type; InvalidRequest if the broker refuses a value, and the
+    other errors of the admin client."""
     import msgspec
 
     from ...proto.policies import Policies
@@ -307,8 +316,7 @@ def change_policies(session: CommandSession, level: str, target: str, given: dic
         policies = msgspec.convert(given, Policies)
     except msgspec.ValidationError as error:
         raise click.UsageError(str(error)) from error
-    admin = session.admin
-    (admin.set_namespace_policies if level == NAMESPACE_LEVEL else admin.set_topic_policies)(target, policies)
+    _choose_method(session, "set_{}_policies", level)(target, policies)
     return read_policies(session, level, target)
 
 

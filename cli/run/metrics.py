@@ -258,10 +258,13 @@ BOOKIE_HISTOGRAMS = {
 METADATA_GAUGES = frozenset({"history", "known_bytes", "known_nodes", "revision", "sessions", "waiting"})
 UNREADABLE_GAUGES = frozenset({"records"})
 BALANCE_GAUGES = frozenset({"leader"})
+SHARES_GAUGES = frozenset({"leader", "limits"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
 TOPIC_LEVEL_TOPICS_MAX = 2000
 """Loaded topics up to which `metrics_topics = "auto"` shows each: as many as Prometheus takes from a target at ease."""
+SHARED_LIMITS_SHOWN_MAX = 500
+"""Limits in sum over brokers that have metrics of their own."""
 NAMES_AT_ONCE = 256
 TOPICS_AT_ONCE = 16
 """Topics between two readings of the clock: about 0.1 ms."""
@@ -391,6 +394,7 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
     owned = broker.topic_manager
     cluster = owned.config.cluster if pulsar is not None else None
     page.add_statistics("broker_balance", owned.balancing.statistics(), gauges=BALANCE_GAUGES)
+    page.add_statistics("broker_shares", owned.sharing.statistics(), gauges=SHARES_GAUGES)
     page.add_statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
         text = "Broker: bytes that its clients hold of its memory; client_memory_bytes bounds them."
@@ -408,6 +412,7 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
             labels = {"operation": each.operation, "reason": each.name.lower()}
             page.add_counter("magnetar_broker_refused_total", text, refusals.REFUSAL_COUNTS[each], **labels)
     _metadata_use(page, owned.metadata_use)
+    _shared_limits(page, owned)
     for bookie, numbers in owned.bookie_statistics().items():
         page.add_statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     add_coordinator_metrics(page, owned.coordinators, cluster)
@@ -423,6 +428,8 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
         largest = survey.largest.values() if level == "namespace" else ()
         topics = list({facts.topic.name.full: facts.topic for each in largest for facts in each}.values())
     _sums(page, survey, len(owned.loaded), len(topics), by_namespace=level != "none")
+    text = "Broker: idle topics that were unloaded since it was started."
+    page.add_counter("magnetar_broker_idle_topics_unloaded_total", text, owned.idle_unloads)
     if pulsar is not None:
         pulsar.add(page, owned, survey, topics, each=level in ("all", "topic"))
     unread = await _topics(page, owned.world.clock, topics, TopicTransactionSeries(page, cluster))
@@ -444,6 +451,21 @@ async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
         if not number % NAMES_AT_ONCE and turns.is_slice_used_up:
             await turns.begin_slice()
     return found
+
+
+def _shared_limits(page: MetricsPage, broker: TopicManager) -> None:
+    """Adds the limits in sum over brokers that bound topics of this broker, those first for which most waited."""
+    from ...broker.session.sharing import describe_shared_limits  # there is a broker, so it is loaded
+
+    rows = sorted(describe_shared_limits(broker), key=lambda row: (-row.throttled, row.place, row.policy))
+    for row in rows[:SHARED_LIMITS_SHOWN_MAX]:
+        labels = {"place": row.place, "policy": row.policy}
+        text = "Broker: part of a limit in sum over brokers that this broker may use."
+        page.add_gauge("magnetar_broker_shared_limit_share", text, row.share, **labels)
+        text = "Broker: part of a limit in sum over brokers that this broker used in the last second."
+        page.add_gauge("magnetar_broker_shared_limit_used", text, row.used, **labels)
+        text = "Broker: how often something waited for its share of a limit."
+        page.add_counter("magnetar_broker_shared_limit_throttled_total", text, row.throttled, **labels)
 
 
 def _metadata_use(page: MetricsPage, use: MetadataResponsiveness) -> None:

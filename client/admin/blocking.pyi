@@ -454,6 +454,11 @@ class Admin(ClosedAfterWith):
     def remove_setting(self, *, name: str = "") -> None:
         """Removes what `change_setting` changed: each broker has its own value again. InvalidRequest."""
 
+    def remove_tenant_policies(self, name: str, *fields: str) -> None:
+        """Removes the named fields from the policies of a tenant. Raises TenantNotFound if there is no such tenant,
+        InvalidRequest if there is no such policy.
+        """
+
     def remove_topic_policies(self, topic: str, *fields: str) -> None:
         """Removes the named fields from the policies of a topic: the topic then inherits these policies from its
         namespace again. Raises TopicNotFound if there is no such topic, InvalidRequest if there is no such policy.
@@ -544,6 +549,12 @@ class Admin(ClosedAfterWith):
         TopicNotFound or SubscriptionNotFound if it does not exist.
         """
 
+    def set_tenant_policies(self, name: str, policies: Policies) -> None:
+        """Sets policies of a tenant: each field of `policies` that is not None replaces the present value; the other
+        policies stay as they are. Raises TenantNotFound if there is no such tenant, InvalidRequest for a wrong value
+        or a policy that tenants do not have.
+        """
+
     def set_topic_policies(self, topic: str, policies: Policies) -> None:
         """Sets policies of a topic: each field of `policies` that is not None replaces the present value; the other
         policies stay as they are. Raises TopicNotFound if there is no such topic, InvalidRequest for a wrong value or a
@@ -554,6 +565,9 @@ class Admin(ClosedAfterWith):
         """Sets properties of a topic; its other properties stay. Raises InvalidRequest if the properties are too many
         or too long (proto/policies.py), TopicNotFound if there is no such topic.
         """
+
+    def shared_limits(self, *, here: bool = False) -> values.SharedLimits:
+        """Returns the limits in sum over brokers: each broker's share, its use, how often something waited, and why."""
 
     def skip_lost(
         self,
@@ -593,6 +607,11 @@ class Admin(ClosedAfterWith):
 
     def tenant(self, name: str) -> values.TenantInfo:
         """Returns the settings of a tenant. Raises TenantNotFound."""
+
+    def tenant_policies(self, name: str, *, applied: bool = False) -> Policies:
+        """Returns the policies that are set for the tenant (None: not set); if `applied` is true, returns every policy,
+        with the values that are inherited from the broker. Raises TenantNotFound if there is no such tenant.
+        """
 
     def tenants(self) -> list[str]:
         """Returns the names of the tenants, sorted."""
@@ -651,7 +670,7 @@ class Admin(ClosedAfterWith):
 
         Non-persistent topics are included if they have partitions or are in use. Raises TenantNotFound or
         NamespaceNotFound if there is no such namespace; a caller who does not administer the tenant gets an empty list
-        then.
+        then. Asks in pages of TOPICS_PER_PAGE names, so the list may change between two of them.
         """
 
     def trace_message(

@@ -140,6 +140,9 @@ class AdminClient(ClosedAfterAsyncWith):
     async def balance_status(self, *, here: bool = False) -> values.BalanceStatus:
         """Returns whether brokers balance their load, which one decides, how busy each is, and what moves now."""
 
+    async def shared_limits(self, *, here: bool = False) -> values.SharedLimits:
+        """Returns the limits in sum over brokers: each broker's share, its use, how often something waited, and why."""
+
     async def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
 
@@ -530,6 +533,11 @@ class AdminClient(ClosedAfterAsyncWith):
         the namespace lacks is ignored. Raises NamespaceNotFound if there is no such namespace.
         """
 
+    async def remove_tenant_policies(self, name: str, *fields: str) -> None:
+        """Removes the named fields from the policies of a tenant. Raises TenantNotFound if there is no such tenant,
+        InvalidRequest if there is no such policy.
+        """
+
     async def remove_topic_policies(self, topic: str, *fields: str) -> None:
         """Removes the named fields from the policies of a topic: the topic then inherits these policies from its
         namespace again. Raises TopicNotFound if there is no such topic, InvalidRequest if there is no such policy.
@@ -611,6 +619,12 @@ class AdminClient(ClosedAfterAsyncWith):
         TopicNotFound or SubscriptionNotFound if it does not exist.
         """
 
+    async def set_tenant_policies(self, name: str, policies: Policies) -> None:
+        """Sets policies of a tenant: each field of `policies` that is not None replaces the present value; the other
+        policies stay as they are. Raises TenantNotFound if there is no such tenant, InvalidRequest for a wrong value
+        or a policy that tenants do not have.
+        """
+
     async def set_topic_policies(self, topic: str, policies: Policies) -> None:
         """Sets policies of a topic: each field of `policies` that is not None replaces the present value; the other
         policies stay as they are. Raises TopicNotFound if there is no such topic, InvalidRequest for a wrong value or a
@@ -647,6 +661,11 @@ class AdminClient(ClosedAfterAsyncWith):
         """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. If
         `name` is empty, does so for every durable subscription. Raises InvalidRequest if `messages` is below -1,
         TopicNotFound or SubscriptionNotFound if it does not exist.
+        """
+
+    async def tenant_policies(self, name: str, *, applied: bool = False) -> Policies:
+        """Returns the policies that are set for the tenant (None: not set); if `applied` is true, returns every policy,
+        with the values that are inherited from the broker. Raises TenantNotFound if there is no such tenant.
         """
 
     async def terminate_topic(self, topic: str) -> MessageId:
@@ -688,7 +707,7 @@ class AdminClient(ClosedAfterAsyncWith):
 
         Non-persistent topics are included if they have partitions or are in use. Raises TenantNotFound or
         NamespaceNotFound if there is no such namespace; a caller who does not administer the tenant gets an empty list
-        then.
+        then. Asks in pages of TOPICS_PER_PAGE names, so the list may change between two of them.
         """
 
     async def transaction(self, txn: TxnId | str) -> values.TransactionStats:

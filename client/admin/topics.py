@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -39,6 +40,9 @@ from .grpc_transport import (
     to_full_topic_name,
 )
 
+TOPICS_PER_PAGE = 20_000
+"""Names of topics in one answer of a broker: at most 15 MiB, where an answer has room for 16 MiB."""
+
 
 async def topics(self: OperationCaller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
     """Returns the full names of a namespace's topics, sorted. If `partitions` is true, the list has the name of
@@ -46,8 +50,16 @@ async def topics(self: OperationCaller, namespace: str = "public/default", *, pa
 
     Non-persistent topics are included if they have partitions or are in use. Raises TenantNotFound or
     NamespaceNotFound if there is no such namespace; a caller who does not administer the tenant gets an empty list
-    then."""
-    return await self._all(op.LIST_TOPICS, namespace=to_full_namespace_name(namespace), partitions=partitions)
+    then. Asks in pages of TOPICS_PER_PAGE names, so the list may change between two of them."""
+    asked = {"namespace": to_full_namespace_name(namespace), "partitions": partitions, "limit": TOPICS_PER_PAGE}
+    found: list[str] = []
+    while True:
+        page = await self._all(op.LIST_TOPICS, **asked, after=found[-1] if found else "")
+        if found:  # a broker of an older release answers all names each time
+            page = page[bisect_right(page, found[-1]) :]
+        found += page
+        if len(page) != TOPICS_PER_PAGE:
+            return found
 
 
 async def update_topic(self: OperationCaller, topic: str, *, partitions: int) -> None:
@@ -701,6 +713,25 @@ async def remove_namespace_policies(self: OperationCaller, name: str, *fields: s
     the broker again. Raises NamespaceNotFound if there is no such namespace, InvalidRequest if there is no such
     policy."""
     await self._call(op.CHANGE_POLICIES, namespace=to_full_namespace_name(name), remove=fields)
+
+
+async def tenant_policies(self: OperationCaller, name: str, *, applied: bool = False) -> Policies:
+    """Returns the policies that are set for the tenant (None: not set); if `applied` is true, returns every policy,
+    with the values that are inherited from the broker. Raises TenantNotFound if there is no such tenant."""
+    return decode_policies(await self._call(op.GET_TENANT_POLICIES, name=check_tenant_name(name), applied=applied))
+
+
+async def set_tenant_policies(self: OperationCaller, name: str, policies: Policies) -> None:
+    """Sets policies of a tenant: each field of `policies` that is not None replaces the present value; the other
+    policies stay as they are. Raises TenantNotFound if there is no such tenant, InvalidRequest for a wrong value
+    or a policy that tenants do not have."""
+    await self._call(op.CHANGE_TENANT_POLICIES, name=check_tenant_name(name), set=encode_policies(policies))
+
+
+async def remove_tenant_policies(self: OperationCaller, name: str, *fields: str) -> None:
+    """Removes the named fields from the policies of a tenant. Raises TenantNotFound if there is no such tenant,
+    InvalidRequest if there is no such policy."""
+    await self._call(op.CHANGE_TENANT_POLICIES, name=check_tenant_name(name), remove=fields)
 
 
 async def topic_policies(self: OperationCaller, topic: str, *, applied: bool = False) -> Policies:

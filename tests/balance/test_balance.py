@@ -21,6 +21,7 @@ from magnetar.broker.cluster.balance_core import (
     Move,
     costs_more_than_it_brings,
 )
+from tests.balance.machines import count_requests
 from tests.balance.scenarios import SCENARIOS
 from tests.balance.simulation import BalanceSimulation, FirstAsked, ThresholdShedder
 
@@ -339,3 +340,16 @@ def test_two_leaders_plan_moves_that_the_owners_can_refuse() -> None:
     now_s = feed(one, hot, cold)
     feed(other, hot, cold)
     assert one.plan_moves(now_s) == other.plan_moves(now_s), "the second of two equal moves finds another owner"
+
+
+@pytest.mark.parametrize(("event", "requests", "nodes"), [
+    ("start of all bookies", 40, 1.1), ("take-over", 101, 6.0), ("look-ups", 2000, 10.0),
+])  # fmt: skip
+def test_what_a_process_asks_of_the_metadata_does_not_grow_with_the_machines(
+    event: str, requests: int, nodes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`nodes`: at most, for each machine. At 200 machines the answers of look-ups are remembered for a second."""
+    monkeypatch.setattr("tests.balance.machines.START_S", 10.0)
+    asked = count_requests(event, 200)
+    assert asked.requests <= requests
+    assert asked.nodes <= nodes * 200

@@ -47,6 +47,15 @@ SET = {
                             "dead_letter_backoff_s": [1.0, 60.0]}),
     "subscribe-rate": (["-sr", "10", "-st", "1m"], {"subscribe_rate": 10, "subscribe_rate_period_s": 60}),
     "max-topics-per-namespace": (["-t", "7"], {"max_topics": 7}),
+    "max-topics-per-tenant": (["-t", "7"], {"max_tenant_topics": 7}),
+    "namespace-publish-rate": (
+        ["-m", "100", "-b", "-1"], {"namespace_publish_rate_messages": 100, "namespace_publish_rate_bytes": 0}),
+    "namespace-dispatch-rate": (
+        ["-md", "100", "-bd", "5"], {"namespace_dispatch_rate_messages": 100, "namespace_dispatch_rate_bytes": 5}),
+    "tenant-publish-rate": (
+        ["-m", "100"], {"tenant_publish_rate_messages": 100, "tenant_publish_rate_bytes": None}),
+    "tenant-dispatch-rate": (
+        ["-md", "100", "-bd", "5"], {"tenant_dispatch_rate_messages": 100, "tenant_dispatch_rate_bytes": 5}),
     "auto-subscription-creation": (["--disable"], {"auto_subscription_creation": False}),
     "subscription-types-enabled": (["-t", "Shared,Failover"], {"subscription_types": ["Shared", "Failover"]}),
     "schema-compatibility-strategy": (["-c", "FORWARD"], {"schema_compatibility": "forward"}),
@@ -64,6 +73,13 @@ def test_every_policy_is_set_shown_inherited_and_removed(cli: Cli, cli_json: Jso
     for verb in POLICIES:
         options, wanted = SET[verb.name]
         at_namespace = verb.name_at("namespaces")
+        if verb.levels == ("tenants",):
+            cli("tenants", f"set-{verb.name}", "public", *options)
+            assert cli_json("tenants", f"get-{verb.name}", "public") == wanted
+            cli("namespaces", f"set-{verb.name}", "public/laid", *options, code=2)
+            cli("tenants", f"remove-{verb.name}", "public")
+            assert set(cli_json("tenants", f"get-{verb.name}", "public").values()) == {None}
+            continue
         if verb.levels == ("namespaces",):
             cli("namespaces", f"set-{at_namespace}", "public/laid", *options)
             assert cli_json("namespaces", f"get-{at_namespace}", "public/laid") == wanted

@@ -81,7 +81,8 @@ def _arguments(path: tuple[str, ...]) -> list[str]:
     for parameter in command.params:
         if isinstance(parameter, click.Argument) and parameter.required:
             name = parameter.name or ""
-            found.append("t" if path[0] == "topics" and name != "message_id" else VALUES[name])
+            of_group = {"topics": "t", "tenants": "public"}.get(path[0], VALUES[name])
+            found.append(VALUES[name] if name == "message_id" else of_group)
         elif parameter.required:
             found += OPTIONS[parameter.name or ""]
     return found

@@ -3,6 +3,8 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -203,3 +205,36 @@ async def test_a_closed_table_says_so(bookies: Bookies) -> None:
     await bookies.close()
     with pytest.raises(Unavailable, match="closed"):
         await bookies.wait_bookies_listed()
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+async def test_what_a_table_reads_does_not_grow_with_the_bookies_that_start_or_end_together(
+    metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch, leaving: bool
+) -> None:
+    """A thousand bookies before two thousand tables: each registration was a read of each table."""
+    count, reads = 400, 0
+
+    async def counted(asked: Any, *of: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await asked(*of)
+
+    for each in range(count if leaving else 1):
+        await register(metadata, each)
+    bookies = Bookies(make_system_world(seed=1), metadata, QUICK)
+    await bookies.wait_bookies_listed()
+    for method in ("read_nodes", "children"):  # by a service each is one request
+        monkeypatch.setattr(metadata, method, partial(counted, getattr(metadata, method)))
+    for each in range(1, count):
+        if leaving:
+            await metadata.delete(paths.bookie(name(each)))
+        else:
+            await register(metadata, each)
+    left = 1 if leaving else count
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if await bookies.count_healthy_bookies(0) == left:
+            break
+    assert await bookies.count_healthy_bookies(0) == left
+    assert reads < 30
+    await bookies.close()

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from magnetar.metadata.server import MetadataService
 from magnetar.metadata.store import (
     ANY_VERSION,
     NODE_ABSENT,
@@ -17,8 +20,12 @@ from magnetar.metadata.store import (
     VersionedValue,
     WatchReset,
     allocate_ids,
+    group_changes,
+    iterate_nodes,
+    read_ledger_ids,
     update_node,
 )
+from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     BadVersion,
     InvalidName,
@@ -266,3 +273,135 @@ async def test_a_store_measures_the_disk_of_the_tree_if_it_knows_it(backend: Bac
         assert (found.backup_ms, found.backup_every_ms, found.backup_failure) == (0, 0, "")
     else:
         assert found is None, "on ZooKeeper and etcd, and in memory"
+
+
+@conformance
+async def test_pages_of_a_folder_have_each_node_once_in_order_and_no_folder(backend: Backend) -> None:
+    store = await backend.store()
+    names = ["a", "a b", "a-b", "a.", "b", "ä", "10", "9", "a-bc"]
+    for name in names:
+        await store.put(f"/f/{name}", b"")
+    for path in ("/f/a/below", "/f/a-/only/deep", "/f/b/x/y", "/f", "/f0", "/f-", "/g/a"):
+        await store.put(path, b"")
+    for limit in (1, 2, 4, 100):
+        found: list[str] = []
+        more = True
+        while more:
+            page = await store.list_nodes("/f", found[-1] if found else "", limit)
+            assert page.names or not page.more, "a page that is empty is the last"
+            found, more = found + page.names, page.more
+        assert found == sorted(names), limit
+    assert (await store.list_nodes("/f", "a-b")).names == ["a-bc", "a.", "b", "ä"]
+    assert await store.list_nodes("/nothing") == ([], False)
+    assert [name async for part in iterate_nodes(store, "/f", "a-b", 2) for name in part] == ["a-bc", "a.", "b", "ä"]
+    assert (await store.list_nodes("/")).names == ["f", "f-", "f0"]
+    with pytest.raises(InvalidName):
+        await store.list_nodes("no/path")
+
+
+@conformance
+async def test_a_node_written_twice_in_a_commit_is_on_one_page_once(backend: Backend) -> None:
+    """An etcd keeps it at another key."""
+    store = await backend.store()
+    for name in ("a", "b", "c"):
+        await store.put(f"/f/{name}", b"")
+    await store.commit([PutNode("/f/b", b"1"), PutNode("/f/b", b"2")])
+    await store.commit([DeleteNode("/f/b"), PutNode("/f/b", b"3")])
+    found = [part async for part in iterate_nodes(store, "/f", limit=1)]
+    assert found == [["a"], ["b"], ["c"]]
+
+
+@conformance
+async def test_a_listing_in_pages_misses_nothing_that_was_there_before_and_stays(backend: Backend) -> None:
+    store = await backend.store()
+    for number in range(0, 20, 2):
+        await store.put(f"/f/{number:02}", b"")
+    found: list[str] = []
+    async for names in iterate_nodes(store, "/f", limit=3):
+        found += names
+        await store.put(f"/f/{len(found) + 1:02}", b"")
+        await store.delete(f"/f/{18:02}")
+    assert {f"{number:02}" for number in range(0, 18, 2)} <= set(found)
+    assert found == sorted(set(found))
+
+
+@conformance
+async def test_ids_of_ledgers_are_read_and_other_names_left_out(backend: Backend) -> None:
+    store = await backend.store()
+    for name in (f"{7:020}", f"{2**40:020}", "x", f"{9:019}"):
+        await store.put(f"/ledgers/{name}", b"")
+    assert list(await read_ledger_ids(store)) == [7, 2**40]
+
+
+@conformance
+async def test_the_nodes_of_a_folder_are_read_as_each_is_alone(backend: Backend) -> None:
+    store = await backend.store()
+    for number in range(150):  # more than one round of a store that reads each by itself
+        await store.put(f"/f/{number:03}", b"%d" % number, ephemeral=number % 2 == 0)
+    await store.put("/f/003", b"again")
+    await store.delete("/f/004")
+    await store.commit([PutNode("/f/005", b"1"), PutNode("/f/005", b"twice")])  # an etcd keeps it at another key
+    await store.put("/f/b/below", b"")
+    await store.put("/f/large", bytes(1 << 20))
+    found = await store.read_nodes("/f")
+    assert list(found) == sorted({f"{number:03}" for number in range(150)} - {"004"} | {"large"})
+    for name, node in found.items():
+        assert await store.get(f"/f/{name}") == node, name
+    some = await store.read_nodes("/f", ["003", "004", "005", "b", "none", "large"])
+    assert some == {name: found[name] for name in ("003", "005", "large")}
+    assert await store.read_nodes("/f", []) == await store.read_nodes("/nothing") == {}
+    with pytest.raises(InvalidName):
+        await store.read_nodes("no/path")
+
+
+async def test_nodes_are_read_from_a_service_that_answers_their_names_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = RemoteBackend(tmp_path)
+    honest = MetadataService.children
+
+    async def answer_names(self: MetadataService, request: wire.GetRequest, context: Any) -> wire.Names:
+        return await honest(self, wire.GetRequest(path=request.path), context)
+
+    try:
+        store = await backend.store()
+        await store.put("/f/a", b"1")
+        await store.put("/f/b/below", b"2")
+        monkeypatch.setattr(MetadataService, "children", answer_names)
+        assert await store.read_nodes("/f") == {"a": VersionedValue(b"1", 0)}
+        assert await store.read_nodes("/f", ["a", "b", "c"]) == {"a": VersionedValue(b"1", 0)}
+    finally:
+        await backend.close()
+
+
+async def test_changes_that_come_together_are_reported_together_and_the_first_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("magnetar.metadata.store.CHANGES_PAUSE_S", 0.01)
+    reported: asyncio.Queue[NodeChanged | WatchReset] = asyncio.Queue()
+
+    async def watch() -> AsyncIterator[NodeChanged | WatchReset]:
+        while True:
+            yield await reported.get()
+
+    groups = group_changes(watch())
+    reported.put_nowait(NodeChanged("/a", 0, 1))
+    assert await anext(groups) == {"/a"}
+    for number in range(1000):
+        reported.put_nowait(NodeChanged(f"/{number % 10}", number, number))
+    assert await anext(groups) == {f"/{number}" for number in range(10)}
+    reported.put_nowait(NodeChanged("/b", 0, 1))
+    reported.put_nowait(WatchReset(2))
+    assert await anext(groups) == {"/b"}, "what came before the reset is reported"
+    assert [each async for each in groups] == []
+
+
+async def test_a_watch_that_fails_fails_the_groups_of_its_changes() -> None:
+    async def watch() -> AsyncIterator[NodeChanged | WatchReset]:
+        yield NodeChanged("/a", 0, 1)
+        raise SessionExpired("over")
+
+    groups = group_changes(watch())
+    assert await anext(groups) == {"/a"}
+    with pytest.raises(SessionExpired):
+        await anext(groups)

@@ -110,6 +110,17 @@ class Tree:
             listing.receive(self.etcd.range(listing.request))
         return sorted(listing.names)
 
+    def list_nodes(self, folder: str, page_keys: int) -> list[str]:
+        names, request = list[str](), core.make_page_range(KEYS, folder, "", page_keys)
+        while True:
+            page = core.parse_page(KEYS, folder, self.etcd.range(request))
+            names += page.nodes
+            if not page.following:
+                return names
+            request = core.make_page_range(KEYS, folder, names[-1] if page.nodes else "", page_keys)
+            if not page.nodes:
+                request.key = page.following
+
 
 def _random_commit(rng: random.Random) -> list[CommitOperation]:
     def one() -> CommitOperation:
@@ -155,6 +166,9 @@ def test_whatever_is_committed_the_tree_on_etcd_is_the_model(seed: int) -> None:
         }
         prefix = rng.choice(["/", "/a", "/a/b", "/d", "/nothing"])
         assert tree.children(prefix, rng.choice([1, 2, 3, 100])) == _children(dict(model.nodes), prefix)
+        above = "/" if prefix == "/" else prefix + "/"
+        direct = sorted(path[len(above) :] for path in model.nodes if path.startswith(above))
+        assert tree.list_nodes(prefix, rng.choice([1, 2, 3, 100])) == [each for each in direct if "/" not in each]
         if rng.random() < 0.3:
             for answer in tree.etcd.watch(watch.make_request().create_request, started):
                 for change in watch.receive(answer):

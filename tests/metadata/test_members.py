@@ -7,10 +7,9 @@ import pytest
 from magnetar.metadata import paths, records
 from magnetar.metadata.members import DEPARTED_MEMBER_VALID_S, MEMBER_LIST_INTERVAL_S, MEMBER_LIST_RETRY_S, Members
 from magnetar.metadata.remote import RemoteStore, connect_metadata
-from magnetar.metadata.store import NODE_ABSENT, MetadataStore, PutNode
+from magnetar.metadata.store import NODE_ABSENT, MetadataStore, PutNode, VersionedValue
 from magnetar.metadata.tree_core import may_role_write
 from magnetar.proto.errors import Unauthorized, Unavailable
-from magnetar.runtime.access import Principal
 from magnetar.runtime.sim.world import Simulation
 from tests.metadata.stores import SimulatedBackend
 
@@ -142,19 +141,20 @@ def test_a_record_of_another_role_or_key_than_its_path_admits_no_process() -> No
     cluster.simulation.run(main())
 
 
-async def hold_next_read(members: Members, key: str) -> tuple[asyncio.Event, asyncio.Event]:
-    """Holds what the next read of this key finds. Returns (it is held, let it go on)."""
+async def hold_next_listing(members: Members, role: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """Holds what the next listing of the members of this role finds. Returns (it is held, let it go on)."""
     held, release = asyncio.Event(), asyncio.Event()
-    read = members._read
+    session = members._living()
+    read = session.read_nodes
 
-    async def hold(session: MetadataStore, role: str, of: str) -> Principal | None:
-        found = await read(session, role, of)
-        if of == key and not held.is_set():
+    async def hold(folder: str) -> dict[str, VersionedValue]:
+        found = await read(folder)
+        if folder == f"{paths.MEMBERS}/{role}" and not held.is_set():
             held.set()
             await release.wait()
         return found
 
-    members._read = hold  # type: ignore[method-assign]
+    session.read_nodes = hold  # type: ignore[method-assign]
     return held, release
 
 
@@ -162,7 +162,7 @@ def test_a_listing_that_began_before_a_member_left_does_not_admit_it_again() -> 
     async def main() -> None:
         one, two = await cluster.member("b1", "bookie"), await cluster.member("br", "broker")
         await asyncio.sleep(1)
-        held, release = await hold_next_read(one, two.keys.public)
+        held, release = await hold_next_listing(one, "broker")
         listing = cluster.simulation.spawn("b1", one.admit(STRANGER))
         await held.wait()
         await cluster.simulation.spawn("br", two.close())
@@ -178,9 +178,9 @@ def test_a_listing_that_began_before_a_member_left_does_not_admit_it_again() -> 
 
 def test_a_listing_that_began_before_a_member_registered_does_not_drop_it() -> None:
     async def main() -> None:
-        one, two = await cluster.member("b1", "bookie"), await cluster.member("br", "broker")
+        one, _ = await cluster.member("b1", "bookie"), await cluster.member("br", "broker")
         await asyncio.sleep(1)
-        held, release = await hold_next_read(one, two.keys.public)
+        held, release = await hold_next_listing(one, "bookie")
         listing = cluster.simulation.spawn("b1", one.admit(STRANGER))
         await held.wait()
         three = await cluster.member("b3", "bookie")

@@ -555,6 +555,12 @@ def _passed_over() -> Iterator[Mutant]:
         ("M98l", clients.interrupted_and_still_owner, "",
          "tests/client/test_pull_group.py"
          "::test_a_partition_whose_connection_was_interrupted_is_taken_again_at_its_position", "as M98j"),
+        ("M98s", brokers.share_given_away_before_it_is_given_back, "",
+         "tests/broker/cluster/test_shares.py::test_a_share_grows_after_the_other_one_has_said_that_it_shrank",
+         "seeds limit nothing in sum over brokers"),
+        ("M98t", brokers.topics_counted_before_others_are_made, "",
+         "tests/broker/cluster/test_shared_limits.py"
+         "::test_brokers_that_create_topics_at_once_make_as_many_as_the_namespace_may_have", "as M98s"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 

@@ -160,15 +160,15 @@ def log_forgets_a_ledger(stack: Stack) -> None:
 
 def listing_is_believed(stack: Stack) -> None:
     """M26: a listing of the metadata that misses a ledger is enough to delete it: the collector reads no record."""
-    honest = garbage._ids
+    honest = garbage.parse_ledger_ids
 
-    async def ids(names: list[str]) -> Any:
-        return await honest(sorted(names)[:-1])
+    def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
+        return honest(folder, sorted(names)[:-1])
 
     async def confirmed(metadata: Any, ledgers: list[int]) -> list[int]:
         return ledgers
 
-    put(stack, garbage, "_ids", ids)
+    put(stack, garbage, "parse_ledger_ids", parse_ledger_ids)
     put(stack, garbage, "_confirmed", confirmed)
     absence_is_proof(stack)
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from msgspec import structs
 
+from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.ownership import Ownership
+from magnetar.broker.cluster.shares_core import GrantedShare, ShareGrants, ShareReport
 from magnetar.broker.log import log_shape_core
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.compaction_core import SurvivingMessageSearch
@@ -26,10 +28,11 @@ from magnetar.broker.topic.dedup_core import DedupCore, ProducerSequenceProgress
 from magnetar.broker.topic.producer import TopicProducer
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import BrokerRecord, OwnerRecord, TopicLedger, encode_record
-from magnetar.metadata.store import NodeUpdate, get_record, update_nodes
+from magnetar.metadata.store import NodeUpdate, PutNode, get_record, update_nodes
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.names import TopicName
 from magnetar.proto.states import TopicState
 from tests.mutants.ledgers import Stack, put
 
@@ -247,6 +250,28 @@ def given_away_before_it_is_closed(stack: Stack) -> None:
     put(stack, Ownership, "_move", move)
 
 
+def share_given_away_before_it_is_given_back(stack: Stack) -> None:
+    """M98s: a share is granted to a broker while the one that has it is not known to use less."""
+    honest = ShareGrants.grant_shares
+
+    def grant(self: ShareGrants, report: ShareReport, now: float) -> dict[str, GrantedShare] | None:
+        granted = honest(self, report, now)
+        for limit, each in (granted or {}).items():
+            self._limits[limit].count(report.broker, each.share)
+        return granted
+
+    put(stack, ShareGrants, "grant_shares", grant)
+
+
+def topics_counted_before_others_are_made(stack: Stack) -> None:
+    """M98t: topics that brokers create at once are counted before either is there, and are more than the limit."""
+    honest = Catalog._check_topics
+
+    async def check(self: Catalog, topic: TopicName, more: int) -> list[PutNode]:
+        await honest(self, topic, more)
+        return []
+
+    put(stack, Catalog, "_check_topics", check)
 def ledgers_of_one_age_end_together(stack: Stack) -> None:
     """M99p: ledgers that began at one moment all end at the age of the setting, at one moment."""
     put(stack, log_shape_core, "LEDGER_AGE_JITTER", 0.0)

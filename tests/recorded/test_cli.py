@@ -221,6 +221,13 @@ brokers list -o json
 brokers security
 brokers balance --dry-run
 brokers balance-status
+brokers shared-limits
+tenants set-tenant-publish-rate public -m 100
+tenants get-tenant-publish-rate public
+tenants get-tenant-publish-rate public --applied -o json
+brokers shared-limits --here
+tenants set-tenant-publish-rate nowhere -m 100
+tenants remove-tenant-publish-rate public
 brokers drain none
 brokers undrain none
 brokers forget none

@@ -61,6 +61,8 @@ DELETE {BK}/configuration/listen
 GET {BK}/internal-configuration
 PUT /admin/v3/brokers/balance
 GET /admin/v3/brokers/balance
+GET /admin/v3/brokers/shared-limits
+GET /admin/v3/brokers/shared-limits?here=true
 GET /admin/v3/bundles
 PUT /admin/v3/brokers/none/drain
 DELETE /admin/v3/brokers/none/drain
@@ -409,6 +411,11 @@ POLICIES = {
                       '"deleteWhileInactive":true}',
 }  # fmt: skip
 """A value of each shape that a policy has in the document."""
+TENANT = "/admin/v2/tenants/public"
+PLACES = {
+    N: "/namespaces/{tenant}/{namespace}/", T: "/{domain}/{tenant}/{namespace}/{topic}/", TENANT: "/tenants/{tenant}/",
+}  # fmt: skip
+"""Places that have policies, and how their paths are written in the document."""
 WRONG = ('"x"', "-7", "{}", "")
 UNORDERED = ("/openapi.json", "/admin/v2/broker-stats/topics")
 UNSTEADY = ("/metrics", "/metrics/", f"{BK}/version", "/admin/v3/brokers/summaries")
@@ -429,7 +436,7 @@ async def test_every_route_answers_what_is_written_down(tmp_path: Path, monkeypa
 
         for method, path, *body in calls(OF_PROCESS + OF_PLACES):
             await ask(method, path, *body)
-        for base in (N, T):
+        for base in (N, T, TENANT):
             await _policies(document["paths"], base, ask)
         for method, path, *body in calls(OF_TOPICS + OF_TRANSACTIONS):
             await ask(method, path, *body)
@@ -446,7 +453,7 @@ async def test_every_route_answers_what_is_written_down(tmp_path: Path, monkeypa
 
 async def _policies(paths: dict[str, Any], base: str, ask: Ask) -> None:
     """Sets, shows and removes each policy that the document has for the place `base`; also by values that are none."""
-    of = "/namespaces/{tenant}/{namespace}/" if base == N else "/{domain}/{tenant}/{namespace}/{topic}/"
+    of = PLACES[base]
     found: list[tuple[str, str, str]] = []  # name, the method that sets it, a value of its shape
     for path in sorted(paths):
         name, rows = path.partition(f"/admin/v2{of}")[2], {method.upper(): row for method, row in paths[path].items()}
@@ -464,6 +471,8 @@ async def _policies(paths: dict[str, Any], base: str, ask: Ask) -> None:
             await ask(verb, f"{base}/{name}", wrong)
         await ask("DELETE", f"{base}/{name}")
         await ask("GET", f"{base}/{name}")
+    if base == TENANT:
+        return
     await ask("DELETE", f"{base}/removeOffloadPolicies")
     await ask("POST", f"{base}/messageTTL?messageTTL=7")
     await ask("DELETE", f"{base}/messageTTL")

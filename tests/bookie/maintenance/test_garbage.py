@@ -15,6 +15,7 @@ from magnetar.bookie.store.entrylog.mover import CompactionPolicy, EntryLogUsage
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.metadata import paths, records
+from magnetar.metadata.store import NODES_PER_PAGE, NodePage
 from magnetar.proto.errors import Busy, ConnectionLost
 from magnetar.runtime.sim.disk import DiskOperation
 from tests.bookie.bookies import Cluster, with_cluster
@@ -149,15 +150,15 @@ async def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_anot
     metadata = cluster.metadata
     await deletions.delete_ledgers(metadata, [1])
     await collect(cluster, bookie)
-    original = metadata.children, metadata.get
+    original = metadata.list_nodes, metadata.get
 
-    async def fail(path: str) -> list[str]:
+    async def fail(*_: object) -> NodePage:
         raise ConnectionLost("gone")
 
-    metadata.children = fail  # type: ignore[method-assign]
+    metadata.list_nodes = fail  # type: ignore[method-assign]
     with pytest.raises(ConnectionLost):
         await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(minor=False))
-    metadata.children = original[0]  # type: ignore[method-assign]
+    metadata.list_nodes = original[0]  # type: ignore[method-assign]
     metadata.get = fail  # type: ignore[assignment, method-assign]
     with pytest.raises(ConnectionLost):
         await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(minor=False))
@@ -227,15 +228,37 @@ async def test_nothing_is_deleted_in_limbo(cluster: Cluster, /) -> None:
 
 async def test_ledgers_that_arrive_after_the_snapshot_are_out_of_scope(cluster: Cluster, /) -> None:
     bookie, caller = await with_ledgers(cluster, 2)
-    children = cluster.metadata.children
+    list_nodes = cluster.metadata.list_nodes
 
-    async def slow(path: str) -> list[str]:
-        found = await children(path)
+    async def slow(folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        found = await list_nodes(folder, after, limit)
         assert (await caller.add(3, 0, payload(3, 0))).status is Status.OK
         return found
 
-    cluster.metadata.children = slow  # type: ignore[method-assign]
+    cluster.metadata.list_nodes = slow  # type: ignore[method-assign]
     assert (await run(cluster, bookie)).suspected == 0
+
+
+async def test_a_pass_reads_the_names_of_ledgers_in_pages_and_never_all_at_once(
+    cluster: Cluster, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie, caller = await with_ledgers(cluster, 10)
+    monkeypatch.setattr("magnetar.metadata.store.iterate_nodes.__defaults__", ("", 3))
+    await delete(cluster, range(4, 6))
+    list_nodes, pages = cluster.metadata.list_nodes, list[NodePage]()
+
+    async def counting(folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        pages.append(await list_nodes(folder, after, limit))
+        return pages[-1]
+
+    async def whole(path: str) -> list[str]:
+        raise AssertionError(f"{path} is listed as a whole")
+
+    cluster.metadata.list_nodes, cluster.metadata.children = counting, whole  # type: ignore[method-assign]
+    await run(cluster, bookie)
+    assert [len(page.names) for page in pages] == [3, 3, 2]
+    assert (await run(cluster, bookie)).ledgers_deleted == [4, 5]
+    assert (await caller.read(10, 0))[0].status is Status.OK
 
 
 class SteppingClock:

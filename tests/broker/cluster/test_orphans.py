@@ -15,7 +15,15 @@ from magnetar.metadata.records import (
     DelayBucket,
     TopicRecord,
 )
-from magnetar.metadata.store import DeleteNode, PutNode, get_record, put_record
+from magnetar.metadata.store import (
+    NODES_PER_PAGE,
+    DeleteNode,
+    NodePage,
+    PutNode,
+    VersionedValue,
+    get_record,
+    put_record,
+)
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
@@ -183,6 +191,36 @@ async def test_ledgers_of_a_topic_whose_record_is_lost_stay_until_an_operator_sa
     assert await delete_orphans(metadata, ledgers, orphans) == []
     assert (await find_orphans(metadata, late_ms, 3600)).orphans == orphans
     assert await delete_orphans(metadata, ledgers, orphans, unexplained=True) == orphans
+    await ledgers.close()
+
+
+async def test_a_search_reads_ledgers_and_topics_in_pages_and_each_record_once(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata, ledgers = running.store.new_session(), client(running)
+    for number in range(7):
+        await TestProducer(running.world, running.brokers[0], f"{TOPIC}-{number}").opened()
+    left = await ledgers.create(properties={"topic": f"{TOPIC}-3"})
+    monkeypatch.setattr("magnetar.metadata.store.iterate_nodes.__defaults__", ("", 2))
+    monkeypatch.setattr("magnetar.broker.cluster.orphans.TOPICS_READ_AT_ONCE", 2)
+    list_nodes, get = metadata.list_nodes, metadata.get
+    pages, read = list[tuple[str, int]](), list[str]()
+
+    async def counting_pages(folder: str, after: str = "", limit: int = NODES_PER_PAGE) -> NodePage:
+        page = await list_nodes(folder, after, limit)
+        pages.append((folder, len(page.names)))
+        return page
+
+    async def counting_reads(path: str) -> VersionedValue | None:
+        read.append(path)
+        return await get(path)
+
+    metadata.list_nodes, metadata.get = counting_pages, counting_reads  # type: ignore[method-assign]
+    found = await find_orphans(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
+    assert [each.ledger_id for each in found.orphans] == [left.ledger_id]
+    assert max(count for _, count in pages) == 2
+    topics = [path for path in read if path.startswith("/topics/")]
+    assert len(topics) == len(set(topics)) + 1 == 8, "once each, and that of the orphan to explain it"
     await ledgers.close()
 
 

@@ -38,6 +38,9 @@ class LateAnswers:
     async def get(self, path: str) -> Any:
         return await self.session.get(path)
 
+    async def read_nodes(self, folder: str) -> Any:
+        return await self.session.read_nodes(folder)
+
     async def put(self, path: str, *more: Any, **options: Any) -> int:
         version: int = await self.session.put(path, *more, **options)
         self.done.append("put")

@@ -162,3 +162,28 @@ async def test_the_owners_of_all_bundles_are_asked_for_at_once() -> None:
         assert sorted(asked) == list(range(bundles)), "each bundle once"
         assert found == sorted(each for each in names if find_topic_bundle_number(TopicName.parse(each), bundles) % 2)
         assert await listed(NamespaceName("public", "default"), found[9]) == found[10:]
+
+
+@pytest.mark.parametrize("older", [False, True])
+async def test_a_list_of_topics_is_asked_for_in_pages_also_of_an_older_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool
+) -> None:
+    monkeypatch.setattr("magnetar.client.admin.topics.TOPICS_PER_PAGE", 3)
+    answers: list[int] = []
+    honest = service.AdminService.list_topics
+
+    async def counting(self: Any, request: Any, context: Any) -> list[str]:
+        if older:
+            request = type(request)(namespace=request.namespace, partitions=request.partitions)
+        answers.append(len(found := await honest(self, request, context)))
+        return found
+
+    monkeypatch.setattr(service.AdminService, "list_topics", counting)
+    async with cluster(tmp_path) as running, AdminClient(f"magnetar://{running.brokers[0].endpoint}") as admin:
+        names: list[str] = []
+        for number, pages in enumerate(([0], [1], [2], [3, 0], [3, 1], [3, 2], [3, 3, 0])):
+            answers.clear()
+            assert await admin.topics() == names
+            assert answers == ([number] * (2 if number == 3 else 1) if older else pages)
+            names.append(f"persistent://public/default/t{number}")
+            await admin.create_topic(f"t{number}", partitions=0)

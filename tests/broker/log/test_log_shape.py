@@ -49,6 +49,13 @@ def test_a_mark_is_clamped_into_the_log() -> None:
     assert shape_of(0).clamp_mark_to_log(LATEST) == (10, -1)
 
 
+def test_nothing_can_be_read_of_a_log_whose_entries_were_all_trimmed() -> None:
+    empty, mark = shape_of(0), Position(7, 3)
+    assert mark < empty.last_position
+    assert not empty.has_readable_entry_after(mark)
+    assert SHAPE.has_readable_entry_after(mark)
+
+
 def test_indexes_find_their_ledger() -> None:
     assert [span.ledger_id if (span := SHAPE.find_span_of_index(index)) else None for index in range(-1, 7)] == [
         10, 10, 10, 10, 30, 30, 40, None,

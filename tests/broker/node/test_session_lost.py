@@ -310,7 +310,7 @@ class Silent:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._session, name)
-        if name in ("get", "children", "revision", "commit", "put", "delete"):
+        if name in ("get", "children", "list_nodes", "revision", "commit", "put", "delete"):
             async def call(*of: Any, **more: Any) -> Any:
                 if self._silence is not None:
                     await asyncio.shield(self._silence)

@@ -4,9 +4,18 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from benchmarks.scrape import stand_in
 from magnetar.broker.log.log_shape_core import LedgerSpan
-from magnetar.broker.node.survey import SURVEY_CACHE_S, TOP_TOPICS, TopicSurveyRunner, measure_topic
+from magnetar.broker.node import survey
+from magnetar.broker.node.survey import (
+    ROUND_AGE_S_MAX,
+    SURVEY_CACHE_S,
+    TOP_TOPICS,
+    TopicSurveyRunner,
+    measure_topic,
+)
 
 
 class _Clock:
@@ -163,3 +172,93 @@ async def test_a_ledger_that_follows_another_is_walked() -> None:
     shape.close_last_ledger_span(2, 5, 16, 600, 6)
     clock.now += SURVEY_CACHE_S
     assert (await walker.run_survey()).total.storage_bytes == 600
+
+
+class _Counted:
+    """The topics of a broker; how often they were asked for, which is once for a walk on request."""
+
+    def __init__(self, count: int) -> None:
+        self.topics = [stand_in(number) for number in range(count)]
+        self.walks = 0
+
+    def __call__(self) -> list[Any]:
+        self.walks += 1
+        return self.topics
+
+
+def _rounds(count: int = 40) -> tuple[TopicSurveyRunner, _Clock, _Counted]:
+    clock, topics = _Clock(), _Counted(count)
+    return TopicSurveyRunner(clock, topics), clock, topics  # type: ignore[arg-type]
+
+
+async def _round(walker: TopicSurveyRunner, clock: _Clock, topics: list[Any]) -> None:
+    walker.begin_round()
+    for start in range(0, len(topics), 10):
+        clock.now += 2
+        await walker.add_to_round(topics[start : start + 10])
+    walker.end_round()
+
+
+async def test_rounds_measure_what_a_walk_would_and_a_request_in_between_walks_over_nothing() -> None:
+    walker, clock, counted = _rounds()
+    counted.topics[3].traffic.record_published(20, 4000)
+    await _round(walker, clock, counted.topics)
+    counted.topics[3].traffic.record_published(16, 800)
+    await _round(walker, clock, counted.topics)
+    clock.now += 15  # into the next round
+    found = await walker.run_survey()
+    assert counted.walks == 0
+    assert (found.total.topics, found.total.messages_in, found.total.bytes_in) == (40, 36, 4800)
+    assert (found.total.rate_in, found.namespaces["public/n3"].rate_in) == (2.0, 2.0), "16 in the 8 s of a round"
+    other, _, same = _rounds()
+    assert (await other.run_survey()).total.storage_bytes == found.total.storage_bytes
+    assert same.walks == 1
+
+
+async def test_a_request_walks_itself_when_the_rounds_are_held_up_and_nothing_is_counted_twice_or_lost() -> None:
+    walker, clock, counted = _rounds()
+    topics = counted.topics
+    await _round(walker, clock, topics)
+    walker.begin_round()
+    topics[3].traffic.record_published(20, 4000)
+    await walker.add_to_round(topics[:10])
+    topics[3].traffic.record_published(1, 10)
+    clock.now += ROUND_AGE_S_MAX
+    found = await walker.run_survey()
+    assert counted.walks == 1
+    assert (found.total.topics, found.total.messages_in) == (40, 21)
+    assert found.namespaces["public/n3"].messages_in == 21
+    await walker.add_to_round(topics[10:])
+    walker.end_round()
+    assert (await walker.run_survey()) is found, "the round that was given up has no result"
+    await _round(walker, clock, topics)
+    found = await walker.run_survey()
+    assert (found.total.topics, found.total.messages_in, counted.walks) == (40, 21, 1)
+
+
+async def test_with_few_topics_again_requests_measure_them() -> None:
+    walker, clock, counted = _rounds()
+    await _round(walker, clock, counted.topics)
+    walker.stop_rounds()
+    clock.now += SURVEY_CACHE_S
+    assert (await walker.run_survey()).total.topics == 40
+    assert counted.walks == 1
+
+
+async def test_a_round_that_begins_while_a_request_walks_changes_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walker, clock, counted = _rounds()
+    counted.topics[3].traffic.record_published(20, 4000)
+
+    class Slices:
+        is_slice_used_up = True
+
+        def __init__(self, clock: Any) -> None: ...
+
+        async def begin_slice(self) -> None:
+            await _round(walker, clock, counted.topics)
+
+    monkeypatch.setattr(survey, "EventLoopSlices", Slices)
+    found = await walker.run_survey()
+    assert (found.total.topics, found.total.messages_in) == (40, 20)

@@ -483,6 +483,7 @@ async def test_t7_delete_has_guards_and_force_does_without_them(at: Deployment) 
 async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
     monkeypatch: pytest.MonkeyPatch, at: Deployment
 ) -> None:
+    await at.lay_down(subscription_expiration_s=1000)  # something may be due
     await at.producer()
     done: list[str] = []
 

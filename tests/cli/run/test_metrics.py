@@ -129,11 +129,27 @@ def test_the_list_of_all_metrics_is_that_of_a_page(server: Process) -> None:
             consumer.acknowledge(consumer.receive(10000), txn=txn)
         open_one = client.transaction()
         producer.send(b"c", txn=open_one)
+        with magnetar.admin.Admin(url) as admin:
+            admin.set_tenant_policies("public", magnetar.admin.Policies(tenant_publish_rate_messages=1000))
         with urllib.request.urlopen(f"http://{where}/metrics", timeout=30) as reply:
             page = reply.read().decode()
         open_one.abort()
     recorded = "MAGNETAR_RECORD" in os.environ
     assert not stale(page, write=recorded) or recorded, "MAGNETAR_RECORD=1 writes it"
+
+
+def test_what_a_broker_has_and_uses_of_a_limit_in_sum_is_shown_and_how_often_something_waited(server: Process) -> None:
+    where, url = facts(server)["metrics"], server.wait_ready()
+    labels = {"place": "public/limited", "policy": "namespace_publish_rate_messages"}
+    with magnetar.Client(url) as client, magnetar.admin.Admin(url) as admin:
+        admin.create_namespace("public/limited")
+        admin.set_namespace_policies("public/limited", magnetar.admin.Policies(namespace_publish_rate_messages=2))
+        producer = client.create_producer("public/limited/t", batching_enabled=False)
+        for _ in range(4):
+            producer.send(b"a")
+        page = Scrape(where)
+    assert page.value("magnetar_broker_shared_limit_share", **labels) == 1
+    assert page.value("magnetar_broker_shared_limit_throttled_total", **labels) > 0
 
 
 def test_the_age_of_the_last_copy_of_the_metadata_is_shown_also_after_a_restart_and_when_the_copy_was_moved(
