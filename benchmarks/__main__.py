@@ -64,6 +64,9 @@ BENCHMARKS = {
         "page", "ms", "the slowest view of the page with --topics topics; memory of the page in `detail`"
     ),
     "small-sends": Benchmark("small_sends", "msg/s", "50 threads of one client, a topic each, send() one by one"),
+    "durability": Benchmark(
+        "small_sends", "ratio", "p50 of one send after another, durability=disk / memory; each, and acks=none: `detail`"
+    ),
     "tracing": Benchmark("tracing", "us", "a send and a process span of a message; without them: `detail`"),
     "metadata": Benchmark("metadata", "ratio", "commits/s on an etcd of three / on SQLite; both in `detail`"),
     "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),

@@ -2,6 +2,9 @@
 
 Blocking `send`, all settings at their defaults: what a program pays that publishes from many request handlers. Each
 send waits for its own synced acknowledgement.
+
+durability: one thread sends one message after another, in turn to a topic with durability=disk, to one with
+durability=memory, and to one of each with acks=none: the p50 of the first over that of the second.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from .messaging import payloads
 
 THREADS = 50
 WARM_UP_S = 2.0
+TURN_SENDS = 50
+"""Sends to one topic before those to the next: what the machine does meanwhile is shared by all."""
 
 
 class Sender(threading.Thread):
@@ -66,4 +71,44 @@ def small_sends(options: Options) -> Run:
             "server_cpu_ms_per_message": round(run.processes["server"]["cpu_s"] * 1000 / max(1, len(latencies)), 4),
             "client_cpu_ms_per_message": round(run.processes["client"]["cpu_s"] * 1000 / max(1, len(latencies)), 4),
         }
+        return run
+
+
+def durability(options: Options) -> Run:
+    """One server, one thread. The topics take turns of TURN_SENDS sends until each had `options.seconds`."""
+    import magnetar
+    from magnetar.admin import Admin, Policies
+
+    contents = payloads(options.size, options.seed)
+    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+        admin = Admin(running.url)
+        producers: dict[str, object] = {}
+        for durable in ("disk", "memory"):
+            admin.create_topic(f"durable-{durable}")
+            admin.set_topic_policies(f"durable-{durable}", Policies(durability=durable))
+            for acks in ("quorum", "none"):
+                producers[f"{durable}, acks={acks}"] = client.create_producer(f"durable-{durable}", acks=acks)
+        took: dict[str, list[float]] = {name: [] for name in producers}
+        run = Run(0.0)
+        with measured(run, server=running.pid):
+            ends = time.perf_counter() + options.at_most(WARM_UP_S) + options.seconds * len(producers)
+            counts_from = ends - options.seconds * len(producers)
+            while (now := time.perf_counter()) < ends:
+                for name, producer in producers.items():
+                    for content in contents[:TURN_SENDS]:
+                        at = time.perf_counter()
+                        producer.send(content)  # type: ignore[attr-defined]
+                        if now >= counts_from:
+                            took[name].append(time.perf_counter() - at)
+                    producer.flush()  # type: ignore[attr-defined]  # of acks=none, not in the time of the next one
+        admin.close()
+        middle = {name: sorted(each)[len(each) // 2] for name, each in took.items()}
+        run.value = middle["disk, acks=quorum"] / middle["memory, acks=quorum"]
+        run.detail = {
+            name: {
+                "p50_ms": round(middle[name] * 1000, 3), "p99_ms": round(sorted(each)[len(each) * 99 // 100] * 1000, 3),
+                "sends_per_s": round(len(each) / sum(each)), "sends": len(each),
+            }
+            for name, each in took.items()
+        }  # fmt: skip
         return run

@@ -1,7 +1,11 @@
 """The adds of a bookie: from a request, ADD or ADD_MANY, to its answer. The rules are the same for both.
 
 Each entry is verified first (checksum, ids, size). The good entries of a request are admitted in one step with their
-journal records (`Store.add_entries`), and answered after their sync with a status for each entry.
+journal records (`Store.add_entries`), and answered after their sync with a status for each entry. Those of a request
+with the flag UNSYNCED are answered when they are admitted. All else is the same: their records are in the same blocks,
+in the order of their arrival, they count in the bounds until they are synced, and a fence after them is synced after
+them. What they lose, an answer that a crash makes untrue, no other ledger can lose.
+Guard: tests/bookie/test_unsynced_adds.py.
 
 **Held adds.** When the store has no room (memtables or journal queue full), requests are held. They are admitted in the
 order of their arrival when there is room. Recovery adds have a queue of their own and go first, so that a recovery does
@@ -27,12 +31,14 @@ Guards: tests/bookie/test_back_pressure.py, tests/bookie/test_adds.py, tests/boo
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 
 from ..ledger.peer_format import (
     FLAGS_WITH_FENCE,
     FLAGS_WITH_RECOVERY,
+    FLAGS_WITH_UNSYNCED,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestHead,
@@ -48,6 +54,8 @@ from ..runtime.clock import Clock
 from ..runtime.metrics import DURATION_BOUNDS, SIZE_BOUNDS, Histogram
 from ..runtime.network import PeerRequest
 from .store.store import Store
+
+_LOG = logging.getLogger("magnetar.bookie.adds")
 
 # ------------------------------------------------------------------------------------------------------- waiting
 # Requests that wait at a bookie, counted in bytes of memory: in all, and of each connection.
@@ -116,17 +124,19 @@ WAITING_ADDS_MAX = 32_768
 
 class VerifiedAddRequest:
     """A verified ADD or ADD_MANY request, from its arrival until it is answered. `entry` is the first entry id, as its
-    head says; `recovery`: whether it has the flag RECOVERY.
+    head says; `recovery`: whether it has the flag RECOVERY; `unsynced`: whether it has the flag UNSYNCED.
 
     `came` is when it arrived, in seconds of the monotonic clock. `statuses` has OK or BAD_REQUEST for each entry of an
     ADD_MANY; None for an ADD, whose only entry is good. `entries` are the entries that passed the verification, `size`
     is the sum of their bytes, `lac` is the largest last-add-confirmed among them."""
 
-    __slots__ = ("came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses")
+    __slots__ = (
+        "came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses", "unsynced",
+    )  # fmt: skip
 
     def __init__(
         self, request: PeerRequest, came: float, ledger: int, entry: int, key: bytes, recovery: bool,
-        statuses: bytearray | None, entries: list[ReadEntryRow], size: int, lac: int,
+        statuses: bytearray | None, entries: list[ReadEntryRow], size: int, lac: int, *, unsynced: bool,
     ) -> None:  # fmt: skip
         self.request = request
         self.came = came
@@ -134,6 +144,7 @@ class VerifiedAddRequest:
         self.entry = entry  # the first, as the head says
         self.key = key
         self.recovery = recovery
+        self.unsynced = unsynced
         self.statuses = statuses
         self.entries = entries
         self.size = size
@@ -200,7 +211,7 @@ class _Queue:
 
 class AddRequestHandler:
     """Passes the ADD and ADD_MANY requests of a bookie to the store and answers them. The service must call
-    `on_add_request` or `serve_add_without_flags` for each request, `answer_journaled_adds` when the journal has written
+    `on_add_request` or `serve_client_add` for each request, `answer_journaled_adds` when the journal has written
     a group, and `admit_held_adds` when the store may have room again. Calls `pressure(True)` when the sockets should
     read slowly, `pressure(False)` when they may read normally. Calls `newcomer` with a request whose ledger is unknown
     here. Bounds, in bytes: `entry_bytes_max` for one entry, `held_bytes_max` for each of the two queues of held
@@ -254,15 +265,19 @@ class AddRequestHandler:
         else:
             self._admit(batch)
 
-    def serve_add_without_flags(self, request: PeerRequest, ledger: int, entry: int, key: bytes, came: float) -> None:
-        """Does the same as `on_add_request`, for an ADD request without flags and with the fields of its head. It is
-        faster, because most requests are such ADDs."""
+    def serve_client_add(
+        self, request: PeerRequest, ledger: int, entry: int, key: bytes, flags: int, came: float
+    ) -> None:
+        """Does the same as `on_add_request`, for an ADD request without flags, or with UNSYNCED alone, and with the
+        fields of its head. It is faster, because most requests are such ADDs."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
             self._refuse_whole(request, BookieOperation.ADD, ledger, entry, came)
             return
         stored, lac = opened
-        batch = VerifiedAddRequest(request, came, ledger, entry, key, False, None, [stored], stored[2], lac)
+        batch = VerifiedAddRequest(
+            request, came, ledger, entry, key, False, None, [stored], stored[2], lac, unsynced=flags != 0
+        )
         if self.read_only:
             self._refuse(batch, Status.READ_ONLY)
         elif self._held.batches:
@@ -274,18 +289,23 @@ class AddRequestHandler:
         if head.flags and head.flags in FLAGS_WITH_FENCE:
             raise ValueError("an add fences nothing")
         recovery = bool(head.flags) and head.flags in FLAGS_WITH_RECOVERY
+        unsynced = bool(head.flags) and head.flags in FLAGS_WITH_UNSYNCED
+        if recovery and unsynced:
+            raise ValueError("what a recovery writes is synced")
         if head.op is BookieOperation.ADD_MANY:
             statuses, entries, size, lac = verify_adds(head, request.frames, self._entry_bytes_max)
             return VerifiedAddRequest(
-                request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac
-            )
+                request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac,
+                unsynced=unsynced,
+            )  # fmt: skip
         opened = verify_add(head.ledger, head.entry, request.frames, self._entry_bytes_max)
         if opened is None:
             raise ValueError("not a stored entry")
         stored, lac = opened
         return VerifiedAddRequest(
-            request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac
-        )
+            request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac,
+            unsynced=unsynced,
+        )  # fmt: skip
 
     def _admit(self, batch: VerifiedAddRequest) -> None:
         """Passes the batch to the store. If the store has no room, queues the batch; if the store does not accept it,
@@ -299,6 +319,8 @@ class AddRequestHandler:
             intents = self._intents
             intents.turn.append(batch)
             intents.bytes += batch.size
+            if batch.unsynced:
+                self._answer_stored(batch, self._clock.monotonic())
             if intents.bytes >= GROUP_SEAL_BYTES:
                 intents.seal()
         elif status is Status.BUSY:
@@ -312,7 +334,7 @@ class AddRequestHandler:
         """Answers `intents`, the requests of one journal group, in the order of their arrival. `ok` True: the journal
         has made the group's records durable; False: the disk had no room for them, so the adds are refused with
         READ_ONLY."""
-        now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
+        now, waits, sizes, broken = self._clock.monotonic(), list[float](), list[float](), 0
         for each in intents:
             if self.closed:
                 break
@@ -321,7 +343,9 @@ class AddRequestHandler:
                 continue
             self._in_flight -= 1
             statuses = each.statuses
-            if not ok:
+            if each.unsynced:  # it was answered
+                broken += 0 if ok else len(each.entries)
+            elif not ok:
                 self._refuse(each, Status.READ_ONLY)
             elif statuses is None:
                 waits.append(now - each.came)
@@ -335,6 +359,22 @@ class AddRequestHandler:
                 each.request.reply(*encode_add_statuses(each.ledger, each.entry, statuses))
         self.seconds.observe_values(waits)
         self.entry_bytes.observe_values(sizes)
+        if broken:
+            _LOG.error("the disk has no room for %d entries that were answered before their sync (durability=memory): "
+                       "they are in memory alone", broken)  # fmt: skip
+
+    def _answer_stored(self, batch: VerifiedAddRequest, now: float) -> None:
+        """Answers a request with the flag UNSYNCED, whose good entries are in memory."""
+        statuses = batch.statuses
+        if statuses is not None and any(statuses):
+            self._answer(batch)
+            return
+        self.seconds.observe_value(now - batch.came)
+        self.entry_bytes.observe_values([float(size) for _, _, size in batch.entries])
+        if statuses is None:
+            batch.request.reply(pack_add_ok_answer(batch.ledger, batch.entry, -1, 0))
+        else:
+            batch.request.reply(*encode_add_statuses(batch.ledger, batch.entry, statuses))
 
     # ------------------------------------------------------------------------------------ what waits
     def _enqueue(self, batch: VerifiedAddRequest) -> None:

@@ -4,6 +4,7 @@ No task per add: the requests of one turn of the event loop become `Store.seal_g
 the journal's completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
 
     ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
+    … with UNSYNCED    when its entries are in memory; its records are synced as all others, and counted until then
     READ, READ_LAC     at once from memory, else after one file read
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence; at once when that is done already
     WRITE_LAC          after the sync
@@ -68,7 +69,7 @@ from ..ledger.peer_format import (
     Status,
     decode_request,
     encode_stored_runs,
-    parse_add_request_without_flags,
+    parse_client_add_request,
 )
 from ..metadata import paths
 from ..metadata.records import CounterRecord, LedgerRecord
@@ -290,8 +291,8 @@ class BookieService:
         self.requests += len(requests)
         came = self._clock.monotonic()
         for request in requests:
-            if (add := parse_add_request_without_flags(request.head)) is not None:
-                self.adds.serve_add_without_flags(request, *add, came)
+            if (add := parse_client_add_request(request.head)) is not None:
+                self.adds.serve_client_add(request, *add, came)
                 continue
             try:
                 head = decode_request(request.head)

@@ -383,6 +383,7 @@ class Client(ClosedAfterAsyncWith):
         batch_by: Sequence[str] = (),
         hooks: Sequence[Hook] | None = None,
         levels: int | None = None,
+        acks: str = "quorum",
     ) -> Producer:
         """Opens a producer of `topic`, and returns it when it is open at all partitions (with
         `lazy_start_partitioned_producers` at one). docs/settings.md describes the parameters and their costs. Batching
@@ -395,6 +396,11 @@ class Client(ClosedAfterAsyncWith):
         `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
         urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
         (docs/sdk.md).
+
+        `acks`: what a send waits for. "quorum": the message is stored at as many bookies as the topic asks for. "none":
+        it is written to the connection. **With "none" a message may be lost and no call fails**: if the program or its
+        connection ends, or the broker refuses it. Its message id has no position, failures are in the log alone, and
+        `flush` waits for the broker. Not with transactions, nor for a topic with deduplication.
 
         Raises TopicNotFound if the topic does not exist and may not be created; ProducerBusy if another producer has
         the name or exclusive access, or the topic has its maximum of producers; ProducerFenced; IncompatibleSchema;

@@ -18,7 +18,20 @@ its connection breaks, or when it does not answer within `add_timeout_s`. It is 
 its slot from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each
 attempt, so that an attempt of unknown outcome can only write what the next one writes too. Without a replacement the
 handle closes itself, and its owner continues in a new ledger. An entry that is undecided after `quorum_timeout_s`
-poisons the handle. An idle handle (checked every quarter of that time) sends its LAC to its bookies: an entry carries
+poisons the handle.
+
+**A ledger that is answered from memory** (`UNSYNCED_PROPERTIES`; only a topic's log may be one): its bookies answer an
+add before the journal's sync. An entry counts as confirmed by the same rules, and is lost if all bookies that have it
+are killed before their syncs, some milliseconds later: then the ledger's recovery, which fences with a sync, finds an
+earlier end. So that what is lost is the end of a ledger that was open, and never a part of a closed one:
+- each bookie gets each entry, in order (ensemble size = write quorum), and no bookie is replaced: the ledger ends
+  instead, so each copy is the beginning of the ledger;
+- before its end is stored the writer fences it, and waits for one bookie's answer, which comes after the sync of all
+  that this bookie has. If none answers in `add_timeout_s` the end is stored all the same, and a line of the log says
+  so: what these bookies then lack is DataLost.
+Guard: tests/ledger/test_unsynced_ledgers.py.
+
+An idle handle (checked every quarter of that time) sends its LAC to its bookies: an entry carries
 only the LAC before it, and a reader in another process could not read the last entry (§1.10).
 
 **Bounds**: at most `pending_entries_max` entries and, except for the last one, `pending_bytes_max` bytes are pending.
@@ -55,8 +68,9 @@ from .metadata_core import (
     decide_close_by_writer,
     decide_ensemble_change,
     get_striping_of_record,
+    is_answered_from_memory,
 )
-from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead
+from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead, Status
 from .placement_core import decode_bookie_groups
 from .reader_core import PayloadTailChecksum, PendingAppend
 from .recovery import store_record_transition
@@ -431,6 +445,9 @@ class LedgerWriter:
     async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
         """Chooses a replacement for each failed slot. Returns slot → bookie; for fewer slots, or none, if there are too
         few healthy bookies."""
+        if is_answered_from_memory(self._record):
+            _LOG.warning("ledger %d: no bookie is replaced in a ledger that is answered from memory", self.ledger_id)
+            return {}
         others = self._choose(change)
         if len(others) < len(change.failed):
             try:
@@ -456,6 +473,8 @@ class LedgerWriter:
         the core as a fact."""
         fact: WriterFact = LedgerCloseUnknown()
         try:
+            if close.last_entry >= 0 and is_answered_from_memory(self._record):
+                await self._wait_synced()
             outcome = await store_record_transition(
                 self._metadata, self.ledger_id,
                 partial(decide_close_by_writer, last_entry=close.last_entry, length=close.length),
@@ -476,6 +495,28 @@ class LedgerWriter:
             self._run(self._core.receive(fact))
         finally:
             self._finished.set()
+
+    async def _wait_synced(self) -> None:
+        """Fences the ledger, and waits until one of its bookies has answered, and so has synced what it has of it; at
+        most `add_timeout_s`."""
+        flags = BookieRequestFlags.FENCE
+        head = BookieRequestHead(BookieOperation.READ_LAC, flags, self.ledger_id, -1, 0, 0, self._record.key).encode()
+        asked = {
+            asyncio.ensure_future(self._bookies.ask(bookie, head, timeout_s=self._config.add_timeout_s))
+            for bookie in self.adds.ensemble
+        }
+        waiting = asked
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for answer in [each.result() for each in done]:
+                    if answer is not None and answer[0].status is Status.OK:
+                        return
+        finally:
+            for each in waiting:
+                each.cancel()
+        _LOG.error("ledger %d, which is answered from memory, ends at %d, and no bookie has said that it is synced: if "
+                   "they lose it, entries are lost", self.ledger_id, self.adds.lac)  # fmt: skip
 
     # ------------------------------------------------------------------------------ time
     def _watch(self) -> None:

@@ -28,6 +28,14 @@ import msgspec
 from ..metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord
 from .writer_core import Striping
 
+UNSYNCED_PROPERTIES = {"durability": "memory"}
+"""The properties of a ledger whose bookies answer its writer's adds before their sync (ledger/handle.py)."""
+
+
+def is_answered_from_memory(record: LedgerRecord) -> bool:
+    """Returns whether the bookies answer the adds of the ledger's writer before their sync."""
+    return record.properties.get("durability") == "memory"
+
 
 class LedgerTransitionRefusal(enum.Enum):
     """The reason why a change of a ledger's record is not allowed."""

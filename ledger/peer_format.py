@@ -14,6 +14,7 @@ All integers are big-endian. The payload of ADD, and of READ answers, travels in
 |---|---|---|
 | ADD | one stored entry, in one or more frames (joined they are it) | OK after the journal's sync |
 | ADD_MANY | `count` stored entries (see below) | OK and a status for each, after the journal's sync |
+| … with UNSYNCED | as without | the same, as soon as the entries are in memory |
 | READ | – | OK: frames are stored entries `entry`, `entry+1`, … (at most `count`, about `bytes_max`), at least one; |
 |      |   | else NO_SUCH_ENTRY, NO_SUCH_LEDGER, UNKNOWN |
 | READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none); |
@@ -26,7 +27,9 @@ All integers are big-endian. The payload of ADD, and of READ answers, travels in
 A verified entry says the checksum of its payload, so `extend_checksum_by_entry` knows that of any record around it.
 
 Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
-synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
+synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced. UNSYNCED (with
+ADD, ADD_MANY, not with RECOVERY): answered before the sync, so a bookie that is killed or loses power may lack what it
+answered. A bookie that does not know a flag answers BAD_REQUEST and does nothing (`Feature.UNSYNCED_ADDS`).
 Every answer to READ carries the ledger's LAC as well (-1 when unknown). `key` is the ledger's master key: 20 bytes,
 compared in constant time by every operation except PING and ADMIN (whose key is zeros), never logged. UNAUTHORIZED:
 another key, or an id that the metadata does not know (bookie/service.py).
@@ -101,24 +104,28 @@ class BookieOperation(enum.IntEnum):
 
 
 class BookieRequestFlags(enum.IntFlag):
-    """The flags of a request to a bookie. FENCE is for READ and READ_LAC, RECOVERY is for ADD and ADD_MANY."""
+    """The flags of a request to a bookie. FENCE is for READ and READ_LAC, RECOVERY and UNSYNCED are for ADD and
+    ADD_MANY."""
 
     NONE = 0
     FENCE = 1
     RECOVERY = 2
+    UNSYNCED = 4
 
 
-_FLAGS = int(BookieRequestFlags.FENCE | BookieRequestFlags.RECOVERY)
+_FLAGS = int(BookieRequestFlags.FENCE | BookieRequestFlags.RECOVERY | BookieRequestFlags.UNSYNCED)
 _FLAGS_OF = tuple(BookieRequestFlags(value) for value in range(_FLAGS + 1))
 FLAGS_WITH_FENCE = tuple(each for each in _FLAGS_OF if BookieRequestFlags.FENCE in each)
 FLAGS_WITH_RECOVERY = tuple(each for each in _FLAGS_OF if BookieRequestFlags.RECOVERY in each)
 """All flags that contain RECOVERY; FLAGS_WITH_FENCE has all that contain FENCE. To look flags up in them costs a
 comparison or two, an operator of a Flag several calls."""
+FLAGS_WITH_UNSYNCED = tuple(each for each in _FLAGS_OF if BookieRequestFlags.UNSYNCED in each)
 _OP_OF = {int(op): op for op in BookieOperation}
 _ADD = int(BookieOperation.ADD)
 _ADD_HEAD = struct.pack(">BBH", PEER_PROTOCOL_VERSION, _ADD, 0)
 ADD_OK_ANSWER_PREFIX = _ADD_HEAD
 """The first bytes in the head of most answers: status OK to an ADD."""
+_UNSYNCED_ADD_HEAD = struct.pack(">BBH", PEER_PROTOCOL_VERSION, _ADD, int(BookieRequestFlags.UNSYNCED))
 _ADD_MANY = int(BookieOperation.ADD_MANY)
 
 
@@ -191,6 +198,8 @@ def encode_add_request(
 pack_add_request = partial(_REQUEST.pack, PEER_PROTOCOL_VERSION, _ADD, int(BookieRequestFlags.NONE))
 """Called with (ledger, entry, 0, 0, key): returns the same as `encode_add_request` without flags, with one call
 less."""
+pack_unsynced_add_request = partial(_REQUEST.pack, PEER_PROTOCOL_VERSION, _ADD, int(BookieRequestFlags.UNSYNCED))
+"""As `pack_add_request`, with the flag UNSYNCED."""
 pack_add_ok_answer = partial(_ANSWER.pack, PEER_PROTOCOL_VERSION, _ADD, int(Status.OK))
 """Called with (ledger, entry, -1, 0): returns the encoded head of the answer OK to an ADD, with fewer calls than
 `BookieAnswerHead.encode`."""
@@ -214,13 +223,13 @@ def encode_ping_request() -> bytes:
     return BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_LEDGER_KEY).encode()
 
 
-def parse_add_request_without_flags(head: bytes) -> tuple[int, int, bytes] | None:
-    """Returns (ledger, entry, key) if `head` is the head of an ADD request without flags, as most requests are. Returns
-    None for any other request."""
-    if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
+def parse_client_add_request(head: bytes) -> tuple[int, int, bytes, int] | None:
+    """Returns (ledger, entry, key, flags) if `head` is the head of an ADD request without flags, as most requests are,
+    or with the flag UNSYNCED alone. Returns None for any other request."""
+    if len(head) != _REQUEST.size or not head.startswith((_ADD_HEAD, _UNSYNCED_ADD_HEAD)):
         return None
-    _, _, _, ledger, entry, _, _, key = _REQUEST.unpack(head)
-    return ledger, entry, key
+    _, _, flags, ledger, entry, _, _, key = _REQUEST.unpack(head)
+    return ledger, entry, key, flags
 
 
 def read_ledger_of_request(head: bytes) -> int:

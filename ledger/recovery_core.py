@@ -29,6 +29,9 @@ voted on like every other. If it is found, at a bookie that did not answer to th
    the ledger before that entry, a reader would have read an entry that is not in the ledger; or a third attempt would
    begin after entries that are only on bookies which no record names.
 
+A bookie of a ledger that is answered from memory (ledger/handle.py) may have lost what it answered, so a miss proves
+less: the entry is absent only when every other bookie has answered too, or cannot, and none of them has it.
+
 Entries are decided in order: after the first absent one nothing counts, even when a later one is found.
 
 The length of the ledger comes from its last entry; when nothing is found beyond LAC0, entry LAC0 is read for it. LAC0
@@ -48,7 +51,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, assert_never
 
 from ..metadata.records import IN_RECOVERY, Fragment, LedgerRecord
-from .metadata_core import find_fragment_of_entry, get_striping_of_record
+from .metadata_core import find_fragment_of_entry, get_striping_of_record, is_answered_from_memory
 from .reader_core import StoredCopy
 from .writer_core import AddAcked, AddFailed, PendingAdds, PendingAddWithPayload, SendAdd
 
@@ -82,10 +85,12 @@ class EntryVotes:
         self.missing: set[int] = set()
         self.found: StoredCopy | None = None
 
-    def judge_unconfirmed_entry(self, misses_for_negative: int) -> EntryVerdict:
+    def judge_unconfirmed_entry(self, misses_for_negative: int, *, waits_for_all: bool = False) -> EntryVerdict:
         """Returns the verdict on an entry after LAC0 (the largest last-add-confirmed that the fenced bookies reported).
-        `misses_for_negative`: how many certain misses prove that the entry was never confirmed."""
-        if self.found is None and len(self.missing) >= misses_for_negative:
+        `misses_for_negative`: how many certain misses prove that the entry was never confirmed. `waits_for_all`: True
+        if a bookie that misses it may have had it, so that the others are asked too."""
+        waits = waits_for_all and len(self.answered) < len(self.of)
+        if self.found is None and len(self.missing) >= misses_for_negative and not waits:
             return EntryVerdict.NEGATIVE
         return self.judge_confirmed_entry()
 
@@ -242,6 +247,7 @@ class LedgerRecovery:
         self.state = RecoveryState.NEW
         self.snapshot = record
         self.striping = get_striping_of_record(record)
+        self._waits_for_all = is_answered_from_memory(record)
         self.fragments = list(record.fragments)
         self.end: int | None = None  # last entry, once an absent one is proven
         self.lac0 = -1
@@ -379,7 +385,8 @@ class LedgerRecovery:
 
     def _verdict(self, entry: int, votes: EntryVotes) -> EntryVerdict:
         return (
-            votes.judge_unconfirmed_entry(self.striping.misses_proving_absence) if entry > self.lac0
+            votes.judge_unconfirmed_entry(self.striping.misses_proving_absence, waits_for_all=self._waits_for_all)
+            if entry > self.lac0
             else votes.judge_confirmed_entry()
         )
 

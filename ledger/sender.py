@@ -27,17 +27,20 @@ from ..proto.errors import BackPressure
 from ..runtime.files import Buffer
 from ..runtime.peer.inside import InProcessRequest
 from .bookies import Bookies, LedgerConfig
+from .metadata_core import is_answered_from_memory
 from .peer_format import (
     ADD_OK_ANSWER_PREFIX,
     ADDS_PER_REQUEST_MAX,
     ANSWER_HEAD_BYTES,
     BookieOperation,
+    BookieRequestFlags,
     Status,
     decode_add_statuses,
     decode_answer,
     encode_add_many_request,
     encode_adds,
     pack_add_request,
+    pack_unsynced_add_request,
 )
 from .reader_core import PayloadTailChecksum, PendingAppend, encode_header
 from .writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, SendAdd
@@ -179,6 +182,9 @@ class AddSender:
         answer or answered with an error."""
         self._ledger = record.ledger_id
         self._key = record.key
+        unsynced = is_answered_from_memory(record)
+        self._flags = BookieRequestFlags.UNSYNCED if unsynced else BookieRequestFlags.NONE
+        self._pack_add = pack_unsynced_add_request if unsynced else pack_add_request
         self._bookies = bookies
         self._config = config
         self.acked = acked
@@ -254,9 +260,10 @@ class AddSender:
         first = adds[0]
         if len(adds) == 1:
             frames: Sequence[Buffer] = (first.header, *first.frames)
-            return pack_add_request(self._ledger, first.entry, 0, 0, self._key), frames, len(first.header) + first.size
+            return self._pack_add(self._ledger, first.entry, 0, 0, self._key), frames, len(first.header) + first.size
         frames = encode_adds([(add.header, add.frames, add.size) for add in adds])
-        return encode_add_many_request(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
+        head = encode_add_many_request(self._ledger, first.entry, len(adds), self._key, self._flags)
+        return head, frames, sum(map(len, frames))
 
     def _post(self, sent: SentAddRequest, head: bytes, frames: Sequence[Buffer]) -> None:
         timeout_s = self._config.add_timeout_s

@@ -629,4 +629,4 @@ def _kind_of(properties: Mapping[str, str]) -> tuple[str, str]:
         return "outcomes", ""
     if cursor := properties.get("cursor", ""):
         return "cursor", cursor
-    return ("topic", "") if properties.keys() <= {"topic", "index"} else ("made again", "")
+    return ("topic", "") if properties.keys() <= {"topic", "index", "durability"} else ("made again", "")

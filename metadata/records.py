@@ -50,6 +50,7 @@ class Feature(enum.Enum):
     STARTED_BROKERS = (2, "StartedBrokerRecord, which an older broker of that name does not delete when it closes")
     BALANCER = (2, "BalancerRecord: moves need brokers that take assigned bundles")
     ISOLATION = (2, "policies of isolation, which an older broker does not obey and an older process drops")
+    UNSYNCED_ADDS = (2, "adds that are answered before their sync, which an older bookie refuses")
 
 
 class _Written:
@@ -532,7 +533,8 @@ class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 class CursorRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a subscription's state. The state is the `snapshot` in this record; if that is empty, the
-    last snapshot in the ledger `ledger_id`; without that ledger, the mark-delete position in this record."""
+    last snapshot in the ledger `ledger_id`; without that ledger, the mark-delete position in this record. If the
+    `snapshot` lacks holes, those in the ledger are acknowledged too."""
 
     kind = 12
     ledger_id: int = -1
@@ -541,7 +543,8 @@ class CursorRecord(MetadataRecord, frozen=True, kw_only=True):
     properties: dict[str, str] = {}
     created_ms: int = 0
     claim: str = ""  # of the broker that writes the state; another value means that the subscription was taken over
-    snapshot: bytes = b""  # the whole state, small, from an owner that closed it in order; used first
+    snapshot: bytes = b""  # a small state, of an owner that closed in order or had no bookies; newer than the ledger's
+    snapshot_lacks: int = 0  # so many acknowledged entries had no room in it; 0: it is the whole state
     delays: tuple[DelayBucket, ...] = ()  # delayed entries outside these buckets are read from the log
 
 

@@ -32,6 +32,9 @@ InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscription
 KeyIndexPolicy = Literal["off", "keys", "keys+properties"]
 """What the index of a sealed ledger has (broker/log/key_indexes.py)."""
 
+Durability = Literal["disk", "memory"]
+"""When bookies answer the entries of a topic's log: after the sync to their disks, or when they have them in memory."""
+
 if TYPE_CHECKING:
     TypeTitle = str
 else:
@@ -107,3 +110,4 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     primary_bookie_groups: tuple[str, ...] = ()  # a ledger is on bookies of these groups; none: on any
     secondary_bookie_groups: tuple[str, ...] = ()  # … and of these only where those are too few
     key_index: KeyIndexPolicy = "off"  # sealed ledgers get one for searches; costs a read, 6 bytes a key and 1 MiB
+    durability: Durability = "disk"  # memory: bookies answer before their sync; all of them at once lose the newest

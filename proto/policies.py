@@ -21,7 +21,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from .applied import KeyIndexPolicy
+from .applied import Durability, KeyIndexPolicy
 from .errors import InvalidRequest
 from .policy_levels import Policies as Policies
 from .schema import Compatibility
@@ -89,6 +89,7 @@ INACTIVE_MODES = "delete_when_no_subscriptions|delete_when_subscriptions_caught_
 
 COMPATIBILITIES = "|".join(Compatibility)
 KEY_INDEXES = "|".join(get_args(KeyIndexPolicy))
+DURABILITIES = "|".join(get_args(Durability))
 
 POLICIES: tuple[PolicyDefinition, ...] = (
     PolicyDefinition("retention", (
@@ -266,6 +267,10 @@ POLICIES: tuple[PolicyDefinition, ...] = (
         Field("key_index", KEY_INDEXES, ("-i", "--index"), "Of what each sealed ledger has an index."),
     ), "What 'topics find' finds without reading everything.", "-i keys+properties",
        rest=PolicyRestNames("keyIndex", "keyIndex", "key_index")),
+    PolicyDefinition("durability", (
+        Field("durability", DURABILITIES, ("-d", "--durability"), "When bookies answer: after their sync, or before."),
+    ), "Whether a crash of all bookies may lose the newest messages.", "-d memory",
+       rest=PolicyRestNames("durability", "durability", "durability")),
 )  # fmt: skip
 
 
@@ -459,6 +464,11 @@ def check_policies(policies: Policies) -> Policies:
     _check_isolation(policies)
     if policies.subscribe_rate_period_s == 0:
         raise InvalidRequest("subscribe_rate_period_s is 1 or more", setting="subscribe_rate_period_s")
+    if policies.durability == "memory" and policies.deduplication:
+        raise InvalidRequest(
+            "deduplication promises that a message is stored once, and with durability=memory a stored message may be "
+            "lost: choose one of them", setting="durability",
+        )  # fmt: skip
     if policies.max_message_bytes == 0:
         raise InvalidRequest("max_message_bytes is 1 or more; remove it to inherit it", setting="max_message_bytes")
     return policies

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .applied import InactiveMode, KeyIndexPolicy, QuotaPolicy, TypeTitle
+from .applied import Durability, InactiveMode, KeyIndexPolicy, QuotaPolicy, TypeTitle
 from .schema import Compatibility
 
 class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
@@ -68,3 +68,4 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     primary_bookie_groups: tuple[str, ...] | None = None
     secondary_bookie_groups: tuple[str, ...] | None = None
     key_index: KeyIndexPolicy | None = None
+    durability: Durability | None = None

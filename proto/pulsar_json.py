@@ -67,6 +67,7 @@ PRODUCER_FIELDS = _table({
     "lastSequenceId": "last_sequence_id",
     "averageMsgSize": lambda found: found.bytes / found.messages if found.messages else 0.0,
     "role": "role", "connectedSince": lambda found: time_to_json(found.connected_ms) if found.connected_ms else "",
+    "acks": lambda found: found.acks or "quorum",
 })  # fmt: skip
 CONSUMER_FIELDS = _table({
     "consumerName": "name", "address": "address", "availablePermits": "permits", "unackedMessages": "unacked",
@@ -78,7 +79,7 @@ CONSUMER_FIELDS = _table({
     "role": "role", "connectedSince": lambda found: time_to_json(found.connected_ms) if found.connected_ms else "",
     "lastAckedTimestamp": "acked_ms",
 })  # fmt: skip
-PRODUCER_NAMES = "producerName address msgInCounter bytesInCounter lastSequenceId role connectedSince"
+PRODUCER_NAMES = "producerName address msgInCounter bytesInCounter lastSequenceId role connectedSince acks"
 DRAINING_SLOT_FIELDS = _table({"hash": "slot", "unackMsgs": "unacked_entries", "blockedAttempts": "blocked_attempts"})
 HELD_KEY_FIELDS = _table({
     "hash": "slot", "key": "key", "consumerName": "consumer", "address": "address",

@@ -253,6 +253,7 @@ class ProducerStats(Value, frozen=True):
     last_sequence_id: int
     role: str = ""  # under which it is connected; empty: without security
     connected_ms: int = 0  # since when, ms since the epoch; 0: the broker is older and does not say
+    acks: str = ""  # what its program waits for: quorum, or none; empty: the broker is older, it is quorum
 
 
 class SlotRange(Value, frozen=True):
@@ -415,6 +416,7 @@ class TopicStats(Value, frozen=True):
     transactions: TopicTransactions | None  # None: it has seen none
     key_index: str = "off"  # the policy: what sealed ledgers get an index of
     unindexed_ledgers: int = 0  # sealed ledgers that have no such index (yet); 0 if the policy is off
+    durability: str = "disk"  # the policy: memory: a crash of all bookies may lose the newest messages
 
 
 class LedgerStats(Value, frozen=True):
@@ -696,6 +698,7 @@ class NamespaceSums(Value, frozen=True):
     throughput_out: float
     storage_bytes: int
     backlog: int  # messages, about
+    in_memory: int = 0  # topics with durability=memory
 
 
 class BrokerSummary(Value, frozen=True):

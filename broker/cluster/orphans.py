@@ -56,6 +56,8 @@ TOPIC_LEDGER_PROPERTY_SETS = (
 )
 """The sets of properties of the ledgers that this module knows; the values of `cursor` and `delays` are the
 subscription, that of `index` is the index of the first message of a ledger of the log."""
+LOG_LEDGER_PROPERTIES = {"index", "durability"}
+"""Properties that a ledger of a topic's log may have besides, and that say nothing of its owner."""
 
 
 class Orphan(NamedTuple):
@@ -139,7 +141,8 @@ async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:
 
 def _orphan(record: LedgerRecord, now_ms: int, age_s: float) -> Orphan | None:
     properties = record.properties
-    if set(properties) not in TOPIC_LEDGER_PROPERTY_SETS or now_ms - record.created_ms < age_s * 1000:
+    owner = properties.keys() - LOG_LEDGER_PROPERTIES
+    if owner not in TOPIC_LEDGER_PROPERTY_SETS or now_ms - record.created_ms < age_s * 1000:
         return None
     subscription = properties.get("cursor") or properties.get("delays", "")
     return Orphan(record.ledger_id, properties["topic"], subscription, record.created_ms)

@@ -181,14 +181,8 @@ class PolicyCache:
     ) -> Policies:  # fmt: skip
         """Sets the policies in `given`, and removes the policies named in `remove`, for the topic or the namespace; if
         `name` is None, for all brokers. Returns the policies that are then set there. Raises InvalidRequest if the
-        policies contradict each other; NotAllowed if `given` has policies of isolation before the cluster's upgrade is
-        finished. Raises the errors of the metadata, too."""
-        isolates = any(getattr(given, each) is not None for each in ISOLATION_FIELDS)
-        if isolates and not may_write_feature(Feature.ISOLATION):
-            raise NotAllowed(
-                "older brokers do not obey a policy of isolation: not before the upgrade is finished: run "
-                "'magnetar cluster finish-upgrade', then restart"
-            )
+        policies contradict each other, NotAllowed if a policy has to wait for the end of an upgrade. Raises the errors
+        of the metadata, too."""
         found = await self._change_record(_path(name, topic), given, remove)
         async with self._turn:
             if name is None:
@@ -206,6 +200,18 @@ class PolicyCache:
         return found
 
     async def _change_record(self, path: str, given: Policies, remove: tuple[str, ...]) -> Policies:
+        isolates = any(getattr(given, each) is not None for each in ISOLATION_FIELDS)
+        if isolates and not may_write_feature(Feature.ISOLATION):
+            raise NotAllowed(
+                "older brokers do not obey a policy of isolation: not before the upgrade is finished: run "
+                "'magnetar cluster finish-upgrade', then restart"
+            )
+        if given.durability == "memory" and not may_write_feature(Feature.UNSYNCED_ADDS):
+            raise NotAllowed(
+                "durability=memory needs bookies that all know it: finish the upgrade first (`magnetar cluster "
+                "finish-upgrade`)"
+            )
+
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
             policies = check_policies(

@@ -86,12 +86,12 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     slow_publish_s: float = 0.5  # a slower publish is a line of the log, with the time at each station; 0: none
     roll_entries: Positive = 50_000  # a ledger ends with so many entries; fewer: finer trimming, more metadata
     roll_bytes: Positive = 2 << 30  # … or so many bytes
-    roll_minutes: Positive = 240  # … or at this age, with the next publish
+    roll_minutes: Positive = 240  # … or at this age, with the next publish; each topic at up to a fifth less
     cursor_flush_s: float = 1.0  # an ack without receipt is durable after so long; what a crash may redeliver
     cursor_roll_entries: Positive = 50_000  # a cursor ledger ends with so many entries …
     cursor_roll_bytes: Positive = 64 << 20  # … or so many bytes, if they are twice what is valid of them …
     cursor_live_share: float = 0.2  # … or when less of it is valid (from 4 MiB on); higher: whole states more often
-    cursor_snapshot_bytes: int = 16 << 10  # a state up to that is stored in the metadata when a topic closes in order
+    cursor_snapshot_bytes: int = 16 << 10  # of a state in the metadata: at a close, and while no bookies take a ledger
     cursor_memory_bytes: Positive = 64 << 20  # of one subscription's holes; above, it gets nothing new until they go
     compaction_memory_bytes: Positive = 256 << 20  # for keys, 200 bytes each; with more of them it reads more often
     compaction_retain_null_key: bool = False  # messages without a key survive compaction; or they are removed
@@ -167,6 +167,8 @@ class BrokerConfig(AppliedPolicies, frozen=True):
                     f"{pair[0]} ({minutes}) and {pair[1]} ({mib}): both are 0 (not at all), or neither is; "
                     "-1: without limit", setting=pair[0],
                 )  # fmt: skip
+        if self.durability == "memory" and self.deduplication:
+            raise InvalidConfiguration("durability=memory loses what deduplication promises", setting="durability")
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
             raise InvalidConfiguration(
                 f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
@@ -229,12 +231,13 @@ class BrokerConfig(AppliedPolicies, frozen=True):
 class LedgerReplication(msgspec.Struct, frozen=True):
     """The replication of a new ledger: the number of bookies (`ensemble_size`), the number of copies of each entry
     (`write_quorum`), the number of copies (`ack_quorum`) that must be synced before an entry is confirmed, and the
-    groups of the bookies."""
+    groups of the bookies. `unsynced`: True if these copies need not be synced; only the log of a topic heeds it."""
 
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
     groups: BookieGroups = ANY_GROUP
+    unsynced: bool = False
 
     def __str__(self) -> str:
         return f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"

@@ -69,6 +69,10 @@ class PublishRefusal(_Refusal):
     TERMINATED = "the topic is terminated", TopicTerminated
     TOO_LARGE = "the entry is larger than the limit", MessageTooLarge
     CORRUPT = "the entry does not parse or does not match its checksum", CorruptEntry
+    MEMORY = (
+        "durability=memory may lose stored messages, which deduplication and transactions promise not to",
+        NotAllowed,
+    )
     WRONG_NAME = (
         "the entry names another producer, and publishes to this topic are deduplicated by that name",
         InvalidRequest,

@@ -22,6 +22,7 @@ from ...proto.states import HALF_MESSAGES_MAX, ForgottenOutcome, TxnId, TxnState
 from ...proto.statistics import TransactionHere
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import CallContext, Stream
+from ..common.refusals import PublishRefusal
 from ..common.transactions import Settlement, convert_join_answer_to_state
 from ..node.topic_manager import TopicManager
 from ..session import summaries
@@ -88,6 +89,8 @@ class HalfMessageService:
                 )
                 if not topic.persistent:
                     raise NotAllowed(f"topic {topic} takes no transactions")
+                if (await self._broker.policies.get_applied_policies(topic)).durability == "memory":
+                    raise PublishRefusal.MEMORY.error(f"topic {topic}: {PublishRefusal.MEMORY.value}")
                 allowed.add(topic.full)
             try:
                 header = parse_header(each.entry)

@@ -22,6 +22,7 @@ from math import inf
 from typing import Protocol
 
 from ...ledger import LedgerWriter
+from ...ledger.metadata_core import is_answered_from_memory
 from ...ledger.reader_core import PayloadTailChecksum
 from ...metadata.records import TopicLedger
 from ...proto.checksum import JOINED_BYTES_MIN
@@ -37,7 +38,7 @@ from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, LedgerReplication
 from .cache import StoredEntry, TailCache
 from .log_queue_core import LogQueue, QueuedPublish, SequenceRange
-from .log_shape_core import LedgerSpan
+from .log_shape_core import LedgerSpan, find_ledger_age_share
 from .managed_ledger import ManagedLedger
 from .unfolding import is_entry_slow_to_parse
 
@@ -198,8 +199,13 @@ class LogAppender:
             return False
         self._age_due_ms = self.timestamp_ms + AGE_CHECK_INTERVAL_MS
         age_max_s = self._config.degraded_roll_s if self.is_degraded else self._config.roll_minutes * 60
-        age_ms = self.timestamp_ms - self._managed_ledger.listed.record.ledgers[-1].created_ms
-        return age_ms >= age_max_s * 1000 and self._span.last_entry >= 0 and self._managed_ledger.has_room
+        listed, ledger_id = self._managed_ledger.listed, self._span.ledger_id
+        age_ms = self.timestamp_ms - listed.record.ledgers[-1].created_ms
+        return (
+            age_ms >= age_max_s * 1000 * find_ledger_age_share(listed.topic, ledger_id)
+            and self._span.last_entry >= 0
+            and self._managed_ledger.has_room
+        )
 
     # ------------------------------------------------------------------ confirming
     def start_ledger(self, writer: LedgerWriter) -> None:
@@ -271,7 +277,8 @@ class LogAppender:
         if self.writer is None:
             return None
         record = self.writer.record
-        return LedgerReplication(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        unsynced = is_answered_from_memory(record)
+        return LedgerReplication(record.ensemble_size, record.write_quorum, record.ack_quorum, unsynced)
 
     @property
     def is_degraded(self) -> bool:

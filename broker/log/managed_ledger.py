@@ -47,6 +47,7 @@ import msgspec
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...ledger import client as deletions
 from ...ledger.client import LedgerIdTaken
+from ...ledger.metadata_core import UNSYNCED_PROPERTIES
 from ...ledger.placement_core import StripingReduction
 from ...ledger.recovery import ClosedByAnotherRecoverer, EntryIdRange, LedgerNotInRecovery
 from ...metadata import paths
@@ -334,10 +335,14 @@ class ManagedLedger:
         list. Raises NotEnoughBookies if no ledger can be created now, and the errors of the metadata."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         above = max([above, *(lost.ledger_id for lost in self.listed.record.lost)])  # a mark may still be there
-        wanted = self.wanted_replication = await self._replication()
+        wanted = await self._replication()
+        if wanted.unsynced:  # then each bookie has each entry (ledger/handle.py)
+            wanted = msgspec.structs.replace(wanted, ensemble_size=wanted.write_quorum)
+        self.wanted_replication = wanted
+        properties = {"topic": self._topic.full, **(UNSYNCED_PROPERTIES if wanted.unsynced else {})}
         return await self._ledgers.draft_record(
             ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum, ack_quorum=wanted.ack_quorum,
-            properties={"topic": self._topic.full}, shrink=self._shrink, above=above, groups=wanted.groups,
+            properties=properties, shrink=self._shrink, above=above, groups=wanted.groups,
         )  # fmt: skip
 
     async def add_ledger_with_retries(

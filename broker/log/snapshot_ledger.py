@@ -225,7 +225,7 @@ class SnapshotLedger(Generic[P]):
         try:
             await append_and_wait(self._writer, entries)
         except MagnetarError:
-            await self._stop_writing()
+            await self.stop_writing()
             return False
         return True
 
@@ -237,7 +237,7 @@ class SnapshotLedger(Generic[P]):
         try:
             await append_and_wait(writer, entries)
             unnamed = False
-            await self._stop_writing()
+            await self.stop_writing()
             await name(writer.ledger_id)
         except BaseException as error:
             unnamed = unnamed and isinstance(error, MagnetarError)
@@ -247,7 +247,8 @@ class SnapshotLedger(Generic[P]):
         old, self.ledger_id, self._writer = self.ledger_id, writer.ledger_id, writer
         await self._ledgers.delete_ledgers(old)
 
-    async def _stop_writing(self) -> None:
+    async def stop_writing(self) -> None:
+        """Ends writing to the present ledger, for ever: the next state goes to a new ledger, or elsewhere."""
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.abandon()
@@ -265,7 +266,7 @@ class SnapshotLedger(Generic[P]):
 
     async def delete_ledger(self) -> None:
         """Deletes the ledger, because the record no longer names it. If that fails, only logs the error."""
-        await self._stop_writing()
+        await self.stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete_ledgers(old)
 

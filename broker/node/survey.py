@@ -70,6 +70,7 @@ class TopicGroupTotals(msgspec.Struct):
     storage_bytes: int = 0
     backlog: int = 0  # messages of all durable subscriptions
     degraded: int = 0  # topics whose ledger has fewer copies than asked for
+    in_memory: int = 0  # topics with durability=memory
     rate_in: float = 0.0  # messages a second since the walk before, as the next three
     rate_out: float = 0.0
     throughput_in: float = 0.0
@@ -183,6 +184,8 @@ class _Walk:
         sums.storage_bytes += log.shape.size if only is None else only.size
         if log.is_degraded:
             sums.degraded += 1
+        if topic.applied.durability == "memory":
+            sums.in_memory += 1
         if topic.maintenance.quota is not None and len(self.full) < TOP_TOPICS:
             self.full.append(topic.name.full)
         producers = len(topic.producers)

@@ -13,13 +13,13 @@ value, and a request to set another value is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from ...proto import operations as op
-from ...proto.applied import KeyIndexPolicy, QuotaPolicy
+from ...proto.applied import Durability, KeyIndexPolicy, QuotaPolicy
 from ...proto.policies import POLICIES as TABLE
 from ...proto.policies import Policies, PolicyDefinition, PolicyRestNames, decode_policies
 from ...proto.schema import Compatibility
@@ -353,10 +353,15 @@ def _show_compatibility(policies: Policies) -> object:
     return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
 
 
-def _take_key_index(given: str) -> PolicyFields:
-    if given not in get_args(KeyIndexPolicy):
-        raise _bad_request(f"a key index is one of {', '.join(get_args(KeyIndexPolicy))}, not {given[:40]!r}")
-    return {"key_index": given}
+def _word(field: str, words: Sequence[str]) -> BodyConverter:
+    """Returns the BodyConverter of a policy that is one of `words`."""
+
+    def take(given: str) -> PolicyFields:
+        if given not in words:
+            raise _bad_request(f"{field} is one of {', '.join(words)}, not {given[:40]!r}")
+        return {field: given}
+
+    return BodyConverter(str, take, lambda policies: getattr(policies, field))
 
 
 def _boolean(field: str, default: bool) -> BodyConverter:
@@ -444,7 +449,8 @@ BODY_CONVERTERS: dict[str, BodyConverter] = {
     "inactive-topic-policies": BodyConverter(InactiveTopics, _take_inactive, _show_inactive),
     "subscription-types-enabled": BodyConverter(list[str], _take_types, lambda policies: policies.subscription_types),
     "schema-compatibility-strategy": BodyConverter(str, _take_compatibility, _show_compatibility),
-    "key-index": BodyConverter(str, _take_key_index, lambda policies: policies.key_index),
+    "key-index": _word("key_index", get_args(KeyIndexPolicy)),
+    "durability": _word("durability", get_args(Durability)),
     "is-allow-auto-update-schema": _boolean("schema_auto_update", True),
     "schema-validation-enforce": _boolean("schema_validation_enforced", False),
     "bookie-affinity-group": BodyConverter(BookieAffinity, _take_affinity, _show_affinity),

@@ -77,6 +77,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     schema: SchemaInfo | None = None  # None: bytes
     room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
     existing_only: bool = False  # TopicNotFound rather than a new topic
+    acks: str = "quorum"  # what the client waits for; "none": for nothing, so it need not learn what is stored
 
     def check(self) -> None:
         """Raises InvalidName if a name in the options is invalid or too long."""
@@ -145,7 +146,7 @@ class ProducerSession:
             id_, name, options.access_mode, topic, session, address=caller.peer, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,
             principal=principal, client=caller.client, since_ms=broker.world.clock.wall_ms(),
-            properties=options.properties, room=options.room,
+            properties=options.properties, room=options.room, acks=options.acks,
         )  # fmt: skip
         rules = SchemaPolicies.from_policies(topic.applied)
         session.schema_version = await broker.schemas.register_producer_schema(

@@ -109,7 +109,7 @@ async def collect_topic_stats(
         producers=tuple(
             values.ProducerStats(
                 each.name, each.address, each.messages, each.bytes, each.last_sequence_id, each.principal.name,
-                each.since_ms,
+                each.since_ms, each.acks,
             )
             for each in topic.producers
         ),
@@ -121,7 +121,7 @@ async def collect_topic_stats(
         terminated=topic.log.state is states.TopicState.TERMINATED, created_ms=topic.incarnation,
         published_ms=topic.log.last_published_ms, unsubscribed=topic.retention_without_subscriptions().describe(),
         transactions=_transactions(topic), key_index=topic.applied.key_index,
-        unindexed_ledgers=topic.key_indexes.count_unindexed_ledgers(),
+        unindexed_ledgers=topic.key_indexes.count_unindexed_ledgers(), durability=topic.applied.durability,
     )  # fmt: skip
 
 
@@ -563,7 +563,7 @@ def _row(facts: MeasuredTopic, owner: str) -> TopicRow:
 def _sums(name: str, found: TopicGroupTotals) -> NamespaceSums:
     return NamespaceSums(
         name, found.topics, found.subscriptions, found.producers, found.consumers, found.rate_in, found.rate_out,
-        found.throughput_in, found.throughput_out, found.storage_bytes, found.backlog,
+        found.throughput_in, found.throughput_out, found.storage_bytes, found.backlog, found.in_memory,
     )  # fmt: skip
 
 

@@ -78,6 +78,10 @@ VERSION_BY_KIND = {CursorChunkKind.PENDING: 2, CursorChunkKind.NOTE: 3}
 OLDEST_VERSION = 1
 """The version of all else, which every Magnetar reads."""
 ENTRY_HEAD_BYTES = _HEAD.size + _CRC.size
+LENGTH_BYTES = _COUNT.size
+"""Bytes before each entry in a snapshot (`encode_snapshot`)."""
+ROW_BYTES, MARKER_HEAD_BYTES = _ROW.size, _POSITION.size + _COUNT.size
+"""Bytes of a marker for each chunk, and before its rows."""
 MARKER_KIND = 0
 
 

@@ -12,6 +12,14 @@ Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
   (broker/log/snapshot_ledger.py). A record with another claim: TopicFenced, nothing more is written.
 - Closing in order puts a state of at most `cursor_snapshot_bytes` into the record as well: the next owner starts from
   it. It is at least as new as the ledger, and is removed with the record's next change of ledger.
+- **While bookies take no cursor ledger** (a write to the ledger and the next ledger both failed), such a state goes to
+  the record at most every RECORD_STATE_INTERVAL_S, and the next ledger is tried again at each write. Before it is
+  stored, the ledger is given up: nothing newer than the record is in any ledger, until the commit that names the next
+  one removes the state from the record. So which of the two is newer never has to be compared. A state that is stored
+  as a whole is durable: receipts are answered. If it is too large, its last holes are left out (`snapshot_lacks`): what
+  it has helps after a crash, and receipts and trimming wait for a ledger. What was durable before stays so: an opener
+  adds the holes of the ledger, and such a state replaces one in the record only if it has each of its holes. After a
+  seek neither is true of older states: the commit then names no ledger.
 - A state that is damaged or lost raises an alarm in the log, and the cursor goes back to the last complete state
   before it, or to the position in the record: messages are delivered again, none is skipped. Bookies that do not
   answer are Unavailable.
@@ -46,12 +54,23 @@ from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from . import cursor_format as stored
 from .core.cursor import Cursor
 from .core.cursor_state import CursorChunkKey, CursorState
-from .core.positions import CursorLedgerBounds, CursorWrite, CursorWritePlanner
+from .core.positions import (
+    CursorLedgerBounds,
+    CursorRecordState,
+    CursorWrite,
+    CursorWritePlanner,
+    add_older_holes,
+    contains_holes_of,
+    plan_record_state,
+)
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
 
 STORE_RETRY_S = 0.5
 """Seconds between two tries to write a state when bookies or metadata do not answer."""
+RECORD_STATE_INTERVAL_S = 5.0
+"""Least seconds between two states of one cursor in the metadata, while bookies take no ledger: what 10,000 topics may
+cost it. An ack with a receipt waits for so long then."""
 CURSOR_CLAIMS_MAX = 16
 """Subscriptions that are claimed in one commit with their topic: most topics have fewer."""
 CURSOR_READS_AT_ONCE = 16
@@ -98,8 +117,9 @@ class DurableCursor:
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
-        "_ledger_client", "_ledger_used", "_log", "_loop", "_metadata",
-        "_on_fenced", "_path", "_record", "_replication", "_served", "_tasks", "_timer", "_version",
+        "_ledger_client", "_ledger_seeks", "_ledger_used", "_log", "_loop", "_metadata",
+        "_on_fenced", "_path", "_record", "_record_due_s", "_record_seeks", "_record_version", "_replication",
+        "_served", "_tasks", "_timer", "_version",
         "_waiting", "_world", "_writing", "subscription", "topic", "writes",
     )  # fmt: skip
 
@@ -122,6 +142,8 @@ class DurableCursor:
         self._version = -1  # of the record
         self._ledger_client, self._replication = ledgers, replication
         self._ledger_used: SnapshotLedger[stored.CursorPiece] | None = None
+        self._ledger_seeks = self._record_seeks = 0  # `Cursor.seeks` of the states in the ledger, and in the record
+        self._record_version, self._record_due_s = -1, 0.0  # of the state in the record; when the next one may follow
         self._log: CursorWritePlanner | None = None  # the valid chunks of the ledger; None: nothing was written
         self._waiting: list[OnCursorStored] | None = None  # for the next write
         self._served: Sequence[OnCursorStored] = ()  # by the write in flight
@@ -206,8 +228,12 @@ class DurableCursor:
         await self._change(claim, claiming=True, together=together)
         state = self._snapshot()
         self._ledger.ledger_id = self._record.ledger_id
-        if state is None and self._record.ledger_id >= 0:
-            state = await self._ledger.recover_state(self._record.ledger_id, self._state_of)
+        if self._record.ledger_id >= 0 and (state is None or self._record.snapshot_lacks):
+            older = await self._ledger.recover_state(self._record.ledger_id, self._state_of)
+            if state is None:
+                state = older
+            elif older is not None:
+                add_older_holes(state, older)
         if state is None:
             state = CursorState(Position(self._record.mark_ledger, self._record.mark_entry))
         if state.mark.entry_id >= 0 and state.mark > shape.last_position and state.mark > shape.start_position:
@@ -217,8 +243,8 @@ class DurableCursor:
         self._cursor.adapt_to_log_after_restart()
 
     def _snapshot(self) -> CursorState | None:
-        """Returns the state that the last owner stored in the record when it closed in order; None if there is no such
-        state, or it is damaged."""
+        """Returns the state in the record, which the owner stored there when it closed in order, or while bookies took
+        no ledger; None if there is no such state, or it is damaged."""
         if not self._record.snapshot:
             return None
         try:
@@ -398,11 +424,50 @@ class DurableCursor:
             write = await self._write_in(self._log, self._append)
         if write is None:
             log = CursorWritePlanner()
-            write = await self._write_in(log, self._roll)
+            try:
+                write = await self._write_in(log, self._roll)
+            except MagnetarError as error:
+                if isinstance(error, TopicFenced) or not error.retryable or not await self._store_in_record(error):
+                    raise
+                return
             assert write is not None, "a roll stores or raises"
             self._log = log
+            if self._record_version >= 0:
+                self._record_version = -1
+                _LOG.info("%s/%s: the state is in a ledger again", self.topic, self.subscription)
+        self._ledger_seeks = write.seeks
         self.writes += 1
         self.cursor.on_state_stored(write.version, write.mark)
+
+    async def _store_in_record(self, error: MagnetarError) -> bool:
+        """Stores the state in the subscription's record, as far as it has room there, because no ledger takes it
+        (`error` says why). Returns True if the whole state is durable then. Does nothing if that was done less than
+        RECORD_STATE_INTERVAL_S ago. Raises TopicFenced, SubscriptionNotFound and the errors of the metadata."""
+        now_s = self._world.clock.monotonic()
+        if now_s < self._record_due_s or self._closed:
+            return False
+        self._ledger.sequence += 1
+        state = plan_record_state(self.cursor, self._ledger.sequence, self._config.cursor_snapshot_bytes)
+        if state is None or state.version == self._record_version or not self._may_replace_snapshot(state):
+            return False
+        if self._record_version < 0:
+            _LOG.warning("%s/%s: the state is stored in the metadata, as no ledger takes it (%d acknowledged entries "
+                         "have no room there): %s", self.topic, self.subscription, state.lacks, error)  # fmt: skip
+        await self._ledger.stop_writing()
+        await self._change(partial(_with_state, state, is_ledger_older=state.seeks == self._ledger_seeks))
+        self._record_due_s = now_s + RECORD_STATE_INTERVAL_S
+        self._record_version, self._record_seeks = state.version, state.seeks
+        if not state.lacks:
+            self.writes += 1
+            self.cursor.on_state_stored(state.version, state.mark)
+        return not state.lacks
+
+    def _may_replace_snapshot(self, state: CursorRecordState) -> bool:
+        """Returns True if nothing durable is lost when the state replaces the one in the record."""
+        if not state.lacks or not self._record.snapshot or state.seeks != self._record_seeks:
+            return True
+        older = self._snapshot()
+        return older is None or contains_holes_of(stored.decode_snapshot(state.snapshot), older)
 
     def _bounds(self) -> CursorLedgerBounds:
         config = self._config
@@ -431,7 +496,8 @@ class DurableCursor:
             mark_ledger, mark_entry = write.mark
             await self._change(
                 lambda record: _changed(
-                    record, ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry, snapshot=b""
+                    record, ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry, snapshot=b"",
+                    snapshot_lacks=0,
                 )
             )  # fmt: skip
 
@@ -483,21 +549,17 @@ class DurableCursor:
         if self._closed or cursor.memory_bytes > 64 * self._config.cursor_snapshot_bytes:
             return False
         self._ledger.sequence += 1
-        write = CursorWritePlanner().plan_write(cursor, self._ledger.sequence)
-        CursorWritePlanner.on_write_failed(write, cursor)  # it is not in the ledger
-        snapshot = stored.encode_snapshot(write.entries)
-        if len(snapshot) > self._config.cursor_snapshot_bytes:
+        state = plan_record_state(cursor, self._ledger.sequence, self._config.cursor_snapshot_bytes)
+        if state is None or state.lacks:
             return False
         self._closed = True  # no write may overtake it
         try:
-            await self._change(
-                lambda record: _changed(record, mark_ledger=write.mark[0], mark_entry=write.mark[1], snapshot=snapshot)
-            )
+            await self._change(partial(_with_state, state, is_ledger_older=True))
         except MagnetarError as error:
             _LOG.warning("%s/%s: no snapshot: %s", self.topic, self.subscription, error)
             self._closed = False
             return False
-        cursor.on_state_stored(write.version, write.mark)
+        cursor.on_state_stored(state.version, state.mark)
         return True
 
     async def delete(self) -> None:
@@ -522,3 +584,12 @@ class DurableCursor:
 def _changed(record: CursorRecord, **changes: object) -> CursorRecord:
     return msgspec.structs.replace(record, **changes)
 
+
+def _with_state(state: CursorRecordState, record: CursorRecord, *, is_ledger_older: bool) -> CursorRecord:
+    """Returns the record with the state as its snapshot. `is_ledger_older`: False if a seek was between the state in
+    the ledger and this one; if this one lacks holes, those in the ledger do not count then."""
+    ledger_id = record.ledger_id if is_ledger_older or not state.lacks else -1
+    return _changed(
+        record, ledger_id=ledger_id, mark_ledger=state.mark[0], mark_entry=state.mark[1], snapshot=state.snapshot,
+        snapshot_lacks=state.lacks,
+    )  # fmt: skip

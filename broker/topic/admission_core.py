@@ -34,7 +34,14 @@ from ...proto.errors import MagnetarError, ProducerBusy
 from ...proto.names import Position, TopicName
 from ...proto.states import BacklogQuotaState, TopicStays
 from ..common.refusals import SubscribeRefusal
-from ..log.log_shape_core import NO_RETENTION, LogShape, Retention, TrimLimit, may_trim_last_ledger
+from ..log.log_shape_core import (
+    NO_RETENTION,
+    LogShape,
+    Retention,
+    TrimLimit,
+    find_ledger_age_share,
+    may_trim_last_ledger,
+)
 from ..subscription.core.subscription_types import SubscriptionTypeRow
 
 TOKEN_BUCKETS_MAX = 10_000
@@ -215,15 +222,15 @@ _POLICIES = {
 
 
 def must_roll_ledger(
-    shape: LogShape, applied: AppliedPolicies, holders: Sequence[TrimLimit], *, quiet_s: float, age_s: float,
-    idle_s: float,
-    now_ms: int, unread: Retention = NO_RETENTION,
+    topic: TopicName, shape: LogShape, applied: AppliedPolicies, holders: Sequence[TrimLimit], *, quiet_s: float,
+    age_s: float, idle_s: float, now_ms: int, unread: Retention = NO_RETENTION,
 ) -> bool:  # fmt: skip
     """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted later. That is so if
-    the last ledger is at least as old as the retention time; or if nothing was written to it for `idle_s` seconds, and
-    no holder needs it. A last ledger that is closed is replaced only if it is idle and retention would delete it.
-    Without durable subscriptions only the age counts, against `unread`. Returns False if the last ledger has no entry,
-    or is open and its retention is unlimited.
+    the last ledger is at least as old as its share of the retention time (broker/log/log_shape_core.py
+    `find_ledger_age_share`); or if nothing was written to it for `idle_s` seconds, and no holder needs it. A last
+    ledger that is closed is replaced only if it is idle and retention would delete it. Without durable subscriptions
+    only the age counts, against `unread`. Returns False if the last ledger has no entry, or is open and its retention
+    is unlimited.
 
     `holders`: which part of the log each holder no longer needs; `quiet_s`: for how many seconds nothing was written to
     the last ledger; `age_s`: its age in seconds; `now_ms`: the wall clock (ms since the epoch). `unread`: the retention
@@ -237,9 +244,10 @@ def must_roll_ledger(
         return quiet_s >= idle_s and may_trim_last_ledger(tail, holders, retention, now_ms, unread)
     if applied.retention_minutes < 0 and applied.retention_mib < 0:
         return False
+    minute_s = 60 * find_ledger_age_share(topic, tail.ledger_id)
     if unread != NO_RETENTION:
-        return unread.minutes > 0 and age_s >= unread.minutes * 60
-    if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
+        return unread.minutes > 0 and age_s >= unread.minutes * minute_s
+    if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * minute_s:
         return True
     return quiet_s >= idle_s and all(holder.has_released_ledger(tail) for holder in holders)
 

@@ -335,8 +335,8 @@ class TopicMaintenance:
             part.run_due_work(self._topic.applied)
 
     async def roll_ledger(self) -> None:
-        """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one. Raises
-        the errors of `TopicLog.roll_ledger`."""
+        """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one; or if the
+        policy `durability` has changed since it began. Raises the errors of `TopicLog.roll_ledger`."""
         if self._must_roll():
             await self._topic.log.roll_ledger()
 
@@ -347,9 +347,12 @@ class TopicMaintenance:
             self._messages_in, self._quiet_since = log.shape.end_index, now
         if log.state is not TopicState.SERVING or log.shape.last_position.entry_id < 0:
             return False
+        written = log.replication
+        if written is not None and written.unsynced != topic.is_durable_in_memory:
+            return True
         return must_roll_ledger(
-            log.shape, topic.applied, topic.trim_limits(), quiet_s=now - self._quiet_since, age_s=log.ledger_age_s,
-            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
+            topic.name, log.shape, topic.applied, topic.trim_limits(), quiet_s=now - self._quiet_since,
+            age_s=log.ledger_age_s, idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
             unread=topic.retention_without_subscriptions(),
         )  # fmt: skip
 

@@ -96,6 +96,7 @@ class TopicProducer:
         "_refused_chunk",
         "_settled",
         "_topic",
+        "acks",
         "address",
         "bytes",
         "client",
@@ -122,8 +123,9 @@ class TopicProducer:
         self, id_: int, name: str, mode: AccessMode, topic: Topic, outlet: PublishOutcomeAndBytesPort, *,
         address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
         principal: Principal = LOCAL_PRINCIPAL, client: str = "", since_ms: int = 0,
-        properties: dict[str, str] | None = None, room: int = 0,
+        properties: dict[str, str] | None = None, room: int = 0, acks: str = "quorum",
     ) -> None:  # fmt: skip
+        self.acks = acks  # what its client waits for: "quorum" or "none"
         self.principal = principal
         self.writer = get_required_transaction_role(principal)
         self.client = client  # its name and version, as it says
@@ -190,6 +192,8 @@ class TopicProducer:
         wanted, dedup = topic.applied.deduplication, self._dedup.core
         if wanted is not dedup.enabled:
             self._dedup.set_enabled(wanted)
+        if (wanted or txn is not None) and topic.is_durable_in_memory:
+            return self._refuse(client_part, PublishRefusal.MEMORY)
         if dedup.enabled and metadata.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = parse_sequence_range(metadata)

@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from ...ledger import LedgerClient
 from ...ledger.placement_core import BookieGroups
+from ...metadata.records import Feature, may_write_feature
 from ...metadata.store import NodeUpdate
 from ...proto.applied import AppliedPolicies
 from ...proto.entry_filter import find_filter
@@ -33,6 +34,7 @@ from ...proto.errors import (
     AlreadyExists,
     Busy,
     MagnetarError,
+    NotAllowed,
     NotOwner,
     ProducerBusy,
     ProducerFenced,
@@ -221,9 +223,14 @@ class Topic:
 
     async def _replication(self) -> LedgerReplication:
         """Returns the replication (the quorums, and the groups of bookies) that the next ledger of the topic gets."""
-        applied = self.applied
+        applied, unsynced = self.applied, self.is_durable_in_memory
         groups = BookieGroups(applied.primary_bookie_groups, applied.secondary_bookie_groups)
-        return LedgerReplication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum, groups)
+        return LedgerReplication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum, groups, unsynced)
+
+    @property
+    def is_durable_in_memory(self) -> bool:
+        """Whether the policy is `durability=memory`: bookies answer the next ledger's entries before their sync."""
+        return self.applied.durability == "memory" and may_write_feature(Feature.UNSYNCED_ADDS)
 
     # ------------------------------------------------------------------ loading
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -600,10 +607,11 @@ class ProducerRegistry:
     """The producers of one topic: those that may publish, and those that wait for exclusive access. Iteration yields
     both."""
 
-    __slots__ = ("_epochs", "_here", "_table", "_topic")
+    __slots__ = ("_epochs", "_here", "_table", "_topic", "_warned")
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
+        self._warned = False  # that messages may be lost
         self._table = ProducerTable()
         self._here: dict[int, TopicProducer] = {}
         self._epochs: asyncio.Lock | None = None  # one change at a time; None: there was none
@@ -617,7 +625,8 @@ class ProducerRegistry:
     async def join(self, producer: TopicProducer) -> None:
         """Registers the producer; if its access mode is WAIT_FOR_EXCLUSIVE, first waits for exclusive access. Returns
         when the producer may publish: a new epoch is stored, and no earlier entry under its name is in flight. Raises
-        ProducerBusy or ProducerFenced if the producer may not join; BacklogQuotaExceeded if the topic refuses
+        ProducerBusy or ProducerFenced if the producer may not join; NotAllowed if the topic deduplicates and a message
+        of it or of this producer may be lost; BacklogQuotaExceeded if the topic refuses
         publishes; NotOwner if the topic has ended at this broker; the error with which the producer is closed while it
         waits for other producers, such as Unavailable if it has connected again; and the errors of
         `Log.commit_fields`. After an error the caller must call `leave`. If the producer is closed later in this call,
@@ -627,6 +636,7 @@ class ProducerRegistry:
         refusal = topic.maintenance.why_publish_refused()
         if refusal is not None:
             raise refusal
+        self._check_promises(producer)
         if producer.mode is not AccessMode.EXCLUSIVE:  # that is alone, or fenced, whatever may be here
             topic.admission.check_producer(topic.applied, producer, self._here.values())
         change = self._decide_epoch_change(producer)
@@ -648,6 +658,24 @@ class ProducerRegistry:
         await topic.dedup.wait_idle(producer.name)
         await topic.transactions.wait_idle(producer.name)
         topic.check_not_ended()
+
+    def _check_promises(self, producer: TopicProducer) -> None:
+        """Raises NotAllowed if the topic deduplicates, and its durability or the producer's acks promise less. Says in
+        the log, at the topic's first producer, that its messages may be lost."""
+        topic = self._topic
+        if topic.applied.deduplication and topic.is_durable_in_memory:
+            raise PublishRefusal.MEMORY.error(f"topic {topic.name}: {PublishRefusal.MEMORY.value}")
+        if topic.applied.deduplication and producer.acks == "none":
+            raise NotAllowed(
+                f"topic {topic.name} deduplicates, and a producer with acks=none does not learn what is stored: use "
+                "acks=quorum", topic=topic.name,
+            )  # fmt: skip
+        if topic.is_durable_in_memory and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "%s: durability=memory: bookies answer before their disks have the messages; a crash of all bookies of "
+                "a message at once loses it", topic.name,
+            )  # fmt: skip
 
     def _decide_epoch_change(self, producer: TopicProducer) -> TopicEpochChange:
         """Returns how the topic's epoch changes when the producer is registered now. Raises ProducerFenced if another

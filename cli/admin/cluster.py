@@ -61,6 +61,10 @@ TOP_SORT_FIELDS = {"traffic": "throughput_in", "backlog": "backlog", "age": "old
 TOP_SORT_NOUNS = {"traffic": "traffic", "backlog": "a backlog", "age": "a message that is not acknowledged"}
 
 
+NAMESPACES_SHOWN = 10
+"""Namespaces with durability=memory in `status`; `-o json` has all."""
+
+
 # ------------------------------------------------------------------------------------------------------ status
 
 
@@ -97,13 +101,14 @@ def status(session: CommandSession) -> None:
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     balancers = [each.name for each in summary.brokers if each.balances]
+    in_memory = sum_topics_in_memory(summary)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.is_structured:
         session.out.print_document({
             "brokers": brokers, "silent": list(summary.silent), "late": list(summary.late),
             "died": [{"broker": each["name"], "endpoint": each["endpoint"], "seenMs": each["seen_ms"]}
                      for each in died],
-            "balancers": balancers, "bookies": bookies,
+            "balancers": balancers, "durabilityMemory": in_memory, "bookies": bookies,
             "metadataDisk": {"totalBytes": summary.metadata_total_bytes, "freeBytes": summary.metadata_free_bytes},
             "metadataRefusal": summary.metadata_refusal,
             "metadataBackup": {"madeMs": made_ms, "everyMs": every_ms, "failure": summary.metadata_backup_failure},
@@ -116,6 +121,8 @@ def status(session: CommandSession) -> None:
         session.out.print_rows(brokers, BROKER_COLUMNS, empty="no brokers")
         if balancers or len(brokers) > 1:
             click.echo(describe_balancers(balancers))
+        if in_memory:
+            click.echo(f"durability=memory, so that a crash may lose stored messages: {describe_in_memory(in_memory)}.")
         click.echo()
         session.out.print_rows(bookies, BOOKIE_COLUMNS, empty="no bookies")
         if backlogs:
@@ -131,6 +138,23 @@ def status(session: CommandSession) -> None:
             click.echo("All is well.")
     if any(each.needed for each in alarms):
         sys.exit(FAILED)
+
+
+def sum_topics_in_memory(summary: ClusterSummary) -> dict[str, int]:
+    """Returns the number of loaded topics with durability=memory, by namespace; namespaces that have one alone."""
+    found: dict[str, int] = {}
+    for broker in summary.brokers:
+        for sums in broker.namespaces:
+            if sums.in_memory:
+                found[sums.name] = found.get(sums.name, 0) + sums.in_memory
+    return dict(sorted(found.items()))
+
+
+def describe_in_memory(found: Mapping[str, int]) -> str:
+    """Returns the namespaces of `sum_topics_in_memory` as text, at most NAMESPACES_SHOWN of them."""
+    shown = [f"{name} ({count} {'topic' if count == 1 else 'topics'})" for name, count in found.items()]
+    more = len(shown) - NAMESPACES_SHOWN
+    return ", ".join(shown[:NAMESPACES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_balancers(balancers: Sequence[str]) -> str:

@@ -87,6 +87,7 @@ def make_topic_record(session: CommandSession, topic: str, found: list[values.To
     record["transactions"] = _transactions(session, found)
     record["withoutSubscription"] = next((reply.unsubscribed for reply in found if reply.unsubscribed), "")
     record["keyIndex"] = next((reply.key_index for reply in found if reply.key_index), "off")
+    record["durability"] = next((reply.durability for reply in found if reply.durability), "disk")
     record["unindexedLedgers"] = sum(reply.unindexed_ledgers for reply in found)
     messages, size = record["msgInCounter"], record["bytesInCounter"]
     record["averageMsgSize"] = size / messages if messages else 0.0

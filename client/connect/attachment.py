@@ -323,6 +323,7 @@ def make_producer_options(
         send_timeout_s=settings.send_timeout_millis / 1000,
         chunking=settings.chunking_enabled and persistent,
         encoding=EntryEncoding(int(settings.compression_type), encrypt),
+        reports_when_sent=settings.acks == "none",
     )
 
 
@@ -351,6 +352,7 @@ def make_open_frame(
         topic_epoch=epoch,
         hears_waits=True,
         existing_only=settings.existing_only,
+        waits_for_nothing=settings.acks == "none",
     )
     _set_schema(request, settings.schema)
     return request

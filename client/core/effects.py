@@ -59,7 +59,8 @@ class AttachedProducerOptions(NamedTuple):
     messages and about `batch_bytes_max` bytes, for which messages wait `batch_delay_s` seconds. `key_based`: all
     messages of a batch have the same key. `send_timeout_s`: when the oldest entry has waited that long for its outcome,
     all entries get TimedOut. `chunking`: whether a message that is too large for an entry is sent as several chunks.
-    `encoding`: the compression, the encryption and the schema version of each entry."""
+    `encoding`: the compression, the encryption and the schema version of each entry. `reports_when_sent`: the messages
+    of an entry are reported when it is sent for the first time, and not when they have their outcome."""
 
     initial_sequence_id: int | None = None
     batching: bool = False
@@ -72,6 +73,7 @@ class AttachedProducerOptions(NamedTuple):
     send_timeout_s: float = 30.0  # 0: none
     chunking: bool = False
     encoding: EntryEncoding = PLAIN  # of every entry
+    reports_when_sent: bool = False
 
 
 class MessageAddResult(Enum):
@@ -92,6 +94,13 @@ class SendEntry(NamedTuple):
     """Effect: send an encoded entry to the broker, which publishes it."""
 
     entry: bytes
+
+
+class ReportSent(NamedTuple):
+    """Effect: report to the callbacks of a batch that its entry was written to the connection, and to none of them its
+    outcome."""
+
+    batch: OutgoingBatch
 
 
 class ReportOutcome(NamedTuple):
@@ -122,7 +131,16 @@ class MessageNotEncodable(MagnetarError):
     definite = True
 
 
-ProducerEffect = SendEntry | ReportOutcome | EndFlushes | DetachFromBroker | AttachToBroker | LogWarning | EndWithError
+ProducerEffect = (
+    SendEntry
+    | ReportSent
+    | ReportOutcome
+    | EndFlushes
+    | DetachFromBroker
+    | AttachToBroker
+    | LogWarning
+    | EndWithError
+)
 
 
 # ------------------------------------------------------------------------------ the consumer's

@@ -11,6 +11,9 @@ published again before any new entry, in order, under the same ids.
 **Credit.** An entry is published while the credit is above zero, and costs its length and ENTRY_COST_BYTES. A new
 connection begins with a new credit.
 
+With `reports_when_sent` (acks=none) a message is reported when its entry is sent first. All else is the same: it counts
+as pending, and is sent again, until it has its outcome, and of a failure a line of the log is written.
+
 **Outcome.** Each message gets exactly one outcome: stored; or TimedOut (it is unknown whether the message is stored),
 when `send_timeout_s` passed since its batch was closed; or the broker's error if that is definite; or the error with
 which the producer was finished. When the oldest entry times out, all entries in flight time out with it, and the
@@ -60,6 +63,7 @@ from .effects import (
     PartitionClientState,
     ProducerEffect,
     ReportOutcome,
+    ReportSent,
     SendEntry,
 )
 from .failover import Backoff
@@ -110,6 +114,7 @@ class ProducerCore:
         self.delay_due: float | None = None  # of the open batches
         self.urgent = False  # what is open goes out without its delay, once nothing is under way; any thread sets it
         self._reasons = ErrorLogThrottle()
+        self.lost = 0  # messages that were reported when they were sent, and then failed
         self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
     # ------------------------------------------------------------------------------ from any thread
@@ -304,7 +309,10 @@ class ProducerCore:
         entries = self._entries
         if self.state is PartitionClientState.CONNECTED:
             while entries.unsent and entries.credit > 0:
-                effects.append(SendEntry(entries.mark_next_sent().entry))
+                batch = entries.mark_next_sent()
+                effects.append(SendEntry(batch.entry))
+                if self._options.reports_when_sent and batch.connections == 1:
+                    effects.append(ReportSent(batch))
 
     # ------------------------------------------------------------------------------ the connection
     def count_open_attempt(self) -> int:
@@ -486,6 +494,8 @@ class ProducerCore:
             self.pending -= batch.message_count
         self._free(batch.payload_bytes)
         effects.append(ReportOutcome(batch, error))
+        if self._options.reports_when_sent and batch.connections:
+            self.lost += batch.message_count
 
     @property
     def why_unacknowledged(self) -> str:

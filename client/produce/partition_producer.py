@@ -29,6 +29,7 @@ from ..common.errors import (
     InvalidMessage,
     MemoryBufferIsFull,
     MessageTooBig,
+    OperationNotSupported,
     ProducerQueueIsFull,
     PulsarException,
     Result,
@@ -52,6 +53,7 @@ from ..core.effects import (
     PartitionClientState,
     ProducerEffect,
     ReportOutcome,
+    ReportSent,
     SendEntry,
 )
 from ..core.producer import ProducerCore
@@ -67,6 +69,9 @@ if TYPE_CHECKING:
     from ...runtime.metrics import Histogram
 
 _LOG = logging.getLogger("magnetar.client")
+
+LOSS_LOG_INTERVAL_S = 10.0
+"""Least seconds between two lines of the log about messages of a producer with acks=none that failed."""
 
 
 def report_to_callbacks(outcome: ReportOutcome, topic: TopicName) -> None:
@@ -166,6 +171,7 @@ class PartitionProducer:
         self._wakes = connections.event_loop_caller
         self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._opened: asyncio.Future[None] | None = None
+        self._loss_due = 0.0  # when the next line about lost messages may be logged
         self._share: SendAllowance | None = None  # of the transaction in which a message was sent last
 
     # ------------------------------------------------------------------------------ from any thread
@@ -192,7 +198,14 @@ class PartitionProducer:
                 raise self._refusal(added, len(payload))
             self._wake()
 
+    def _check_transaction(self) -> None:
+        if self._settings.acks == "none":
+            raise OperationNotSupported(
+                "a commit has to know that its messages are stored: no producer with acks=none sends in a transaction"
+            )
+
     def _share_of(self, txn: TransactionPort) -> SendAllowance:
+        self._check_transaction()
         self._share = None  # of an earlier one, which is kept no longer
         share = self._share = txn.allow_sends(self, self._connections, self.core.lock)
         return share
@@ -203,6 +216,7 @@ class PartitionProducer:
         if message.txn is None:
             self._add_message(message, callback)
             return
+        self._check_transaction()
         message.txn.begin_operation(self, self._connections)
         try:
             self._add_message(message, callback)
@@ -365,6 +379,8 @@ class PartitionProducer:
                     self._attachment.publish(effect.entry)
                 elif type(effect) is ReportOutcome:
                     self._settle(effect)
+                elif type(effect) is ReportSent:
+                    self._report_sent(effect.batch)
                 else:
                     self._do_rare(effect)
         finally:  # no message loses its outcome by what failed before it
@@ -372,6 +388,14 @@ class PartitionProducer:
                 if type(effect) is ReportOutcome:
                     self._settle(effect)
         self._after_outcomes()
+
+    def _report_sent(self, batch: OutgoingBatch) -> None:
+        """Calls the callbacks of a batch whose entry was written to the connection, once and for all: its position is
+        not known, and its outcome is reported to none of them."""
+        callbacks, batch.callbacks = batch.callbacks, [None] * len(batch.callbacks)
+        missing = UncheckedMessageId(self.topic.partition, -1, -1, -1, len(callbacks), _chunks=())
+        for callback in callbacks:
+            _call(callback, Result.Ok, missing)
 
     def _do_rare(self, effect: ProducerEffect) -> None:
         match effect:
@@ -408,10 +432,19 @@ class PartitionProducer:
             self.why, self._failure = outcome.error.message, outcome.error
         report_to_callbacks(outcome, self.topic)
         batch = outcome.batch
+        if outcome.error is not None and self._settings.acks == "none" and batch.connections:
+            self._log_loss(outcome.error)
         if batch.txn is not None:
             notify_transaction(batch.txn, self, outcome)
         if batch.waiters is not None:
             end_waiting_flushes(batch.waiters)
+
+    def _log_loss(self, error: MagnetarError) -> None:
+        """Writes a warning that messages may be lost whose sending was reported; at most one in LOSS_LOG_INTERVAL_S."""
+        if (now := self._now()) >= self._loss_due:
+            self._loss_due = now + LOSS_LOG_INTERVAL_S
+            lost = self.core.lost
+            _LOG.warning("%s: %d messages that were sent with acks=none may be lost: %s", self.topic, lost, error)
 
     # ------------------------------------------------------------------------------ the beginning
     def make_opening_frame(self) -> dict[str, Any]:

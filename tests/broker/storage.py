@@ -25,7 +25,14 @@ from magnetar.metadata.store import (
     VersionedValue,
     update_nodes,
 )
-from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
+from magnetar.proto.errors import (
+    BadVersion,
+    LedgerFenced,
+    LedgerNotFound,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    Unavailable,
+)
 
 
 def alone(store: Any) -> Callable[[NodeUpdate], Awaitable[object]]:
@@ -61,6 +68,8 @@ class Session:
         self.dead = asyncio.Event()
         self.writes_left = -1
         self._lands = False
+        self.bookies_away = False  # no ledger is made, written or recovered
+        self.late_adds_land = False  # … but what was on its way may be stored, and its writer never hears of it
 
     def crash_at(self, writes: int, *, lands: bool) -> None:
         self.writes_left, self._lands = writes, lands
@@ -134,6 +143,8 @@ class Session:
 
     # ------------------------------------------------------------------ ledgers
     async def create(self, **_options: Any) -> Writer:
+        if self.bookies_away:
+            raise NotEnoughBookies("none is there")
         ledger_id = self.storage.next_ledger
         self.storage.next_ledger += 1
         if await self._written():
@@ -163,6 +174,8 @@ class Session:
 
     async def recover(self, ledger_id: int) -> Reader:
         await self._answer()
+        if self.bookies_away:
+            raise Unavailable("no bookie answers")
         found = self.storage.ledgers.get(ledger_id)
         if found is None:
             raise LedgerNotFound(f"ledger {ledger_id}")
@@ -210,11 +223,18 @@ class Writer:
             if stored is None or stored.fenced:
                 self.is_writable = False
                 raise LedgerFenced(f"ledger {self.ledger_id}")
+            if self._session.bookies_away and not self._session.late_adds_land:
+                self.is_writable = False
+            if not self.is_writable:
+                raise OutcomeUnknown("no bookie answers")
             if await self._session._written():
                 assert len(stored.entries) == entry_id, "entries are written in order"
                 stored.entries.append(payload)
                 self._session.storage.bytes += len(payload)
             await self._session._answer()
+            if self._session.bookies_away:
+                self.is_writable = False
+                raise OutcomeUnknown("no bookie answers")
             self.length += len(payload)
             self.last_confirmed = entry_id
             return entry_id

@@ -67,6 +67,7 @@ SET = {
     "bookie-affinity-group": (["-pg", "fast,big", "-sg", "slow"],
                               {"primary_bookie_groups": ["fast", "big"], "secondary_bookie_groups": ["slow"]}),
     "key-index": (["-i", "keys"], {"key_index": "keys"}),
+    "durability": (["-d", "disk"], {"durability": "disk"}),
 }  # fmt: skip
 
 

@@ -28,7 +28,14 @@ from magnetar.proto.alarms import (
     find_repair_alarms,
 )
 from magnetar.proto.errors import TimedOut
-from magnetar.proto.statistics import BookieInfo, BrokerInfo, ClusterSummary, SecurityDescription
+from magnetar.proto.statistics import (
+    BookieInfo,
+    BrokerInfo,
+    BrokerSummary,
+    ClusterSummary,
+    NamespaceSums,
+    SecurityDescription,
+)
 from tests.support.processes import Cluster, run_cli, run_here
 
 NOW_MS = 1_000_000_000_000
@@ -259,6 +266,19 @@ def test_one_line_says_whether_brokers_balance_their_load_and_who_leads() -> Non
     assert cluster.describe_balancers(["one"]) == "Brokers balance their load; the leader is one."
     assert cluster.describe_balancers(["two", "one"]).endswith("the leader is one and two.")
     assert cluster.describe_balancers([]).startswith("No broker balances their load: ")
+
+
+def test_namespaces_whose_messages_a_crash_may_lose_are_named_with_the_number_of_their_topics() -> None:
+    def summary(name: str, **topics: int) -> BrokerSummary:
+        sums = tuple(NamespaceSums(each, 9, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, count) for each, count in topics.items())
+        return BrokerSummary(name, "h:1", "v", 1, 0.0, 0, 0, sums[0], sums, (), (), ())
+
+    brokers = summary("one", clicks=2, orders=0), summary("two", clicks=1, beats=1)
+    found = cluster.sum_topics_in_memory(ClusterSummary(brokers, (), ()))
+    assert found == {"beats": 1, "clicks": 3}
+    assert cluster.describe_in_memory(found) == "beats (1 topic), clicks (3 topics)"
+    many = {f"n{number:02}": 1 for number in range(13)}
+    assert cluster.describe_in_memory(many).endswith("n09 (1 topic) and 3 more")
 
 
 def test_that_the_metadata_does_not_answer_is_said_with_the_time_since_when() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from magnetar.ledger.metadata_core import is_answered_from_memory
 from magnetar.metadata import paths, rebuild_core
 from magnetar.metadata.rebuild_core import (
     BookieHoldings,
@@ -295,6 +296,14 @@ def test_a_topic_has_its_ledgers_in_order_with_their_indexes_and_keys() -> None:
     assert not made.left_out
     assert not made.thin
     assert not made.silent
+
+
+def test_a_ledger_that_was_answered_from_memory_is_in_the_list_of_its_topic() -> None:
+    made = plan(three(held(3, topic=TOPIC, index="0", durability="memory")))
+    assert made.topics == {TOPIC: 1}
+    ledger = tree(made)[paths.ledger(3)]
+    assert isinstance(ledger, LedgerRecord)
+    assert is_answered_from_memory(ledger)
 
 
 def test_partitions_are_one_topic_also_those_of_which_no_bookie_has_anything() -> None:

@@ -533,6 +533,31 @@ def _passed_over() -> Iterator[Mutant]:
          "tests/broker/topic/test_lost_subscriptions.py"
          "::test_a_name_is_free_when_its_deletion_has_ended_and_a_failed_one_is_repeated",
          "programs of seeds do not repeat it"),
+        ("M99p", brokers.ledgers_of_one_age_end_together, "",
+         "tests/broker/log/test_log_shape.py"
+         "::test_ten_thousand_topics_of_one_age_end_their_ledgers_evenly_over_a_fifth_of_it",
+         "a seed lives for minutes, and has few topics"),
+        ("M99q", subscriptions.holes_from_before_a_seek_count, "",
+         "tests/broker/subscription/test_cursors.py"
+         "::test_after_a_seek_the_holes_of_an_older_ledger_do_not_count", "bookies of seeds take ledgers"),
+        ("M99r", subscriptions.state_without_room_is_durable, "",
+         "tests/broker/subscription/test_cursors.py"
+         "::test_of_a_state_without_room_the_last_holes_wait_for_a_ledger_and_none_that_was_durable_is_lost",
+         "as M99q"),
+        ("M99s", bookies.every_add_is_answered_from_memory, "18",
+         "tests/bookie/test_unsynced_adds.py"
+         "::test_wherever_the_power_fails_an_unsynced_ledger_alone_loses_and_no_more_than_its_last_answers",
+         "topics of seeds are on disks"),
+        ("M99t", ledgers.one_bookie_that_lost_it_ends_the_ledger, "",
+         "tests/ledger/test_unsynced_ledgers.py"
+         "::test_an_entry_that_one_bookie_lost_is_found_at_the_other_although_one_miss_would_prove_its_absence",
+         "as M99s"),
+        ("M99u", ledgers.end_before_any_sync, "",
+         "tests/ledger/test_unsynced_ledgers.py::test_the_end_is_stored_after_one_bookie_has_synced_all", "as M99s"),
+        ("M99v", clients.sent_is_done, "",
+         "tests/broker/topic/test_durability.py"
+         "::test_a_send_with_acks_none_ends_before_the_broker_answers_and_the_message_arrives",
+         "programs of seeds wait for receipts"),
         ("M98h", subscriptions.redriven_to_all, "",
          "tests/client/test_redrive.py::test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers",
          "no seed sends letters back"),

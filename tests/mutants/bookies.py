@@ -6,6 +6,7 @@ from typing import Any
 
 from pyroaring import BitMap64
 
+from magnetar.bookie.adds import AddRequestHandler, VerifiedAddRequest
 from magnetar.bookie.maintenance import garbage
 from magnetar.bookie.maintenance.restore import LedgerCopyRestorer
 from magnetar.bookie.service import BookieService
@@ -226,3 +227,17 @@ def empty_disk_is_healthy(stack: Stack) -> None:
             DirectoryVerdict.ROLLED_BACK) and facts.cookie else verdict
 
     put(stack, identity, "judge_directory", judge)
+
+
+def every_add_is_answered_from_memory(stack: Stack) -> None:
+    """M99s: a bookie answers the adds of all ledgers before their sync, once one ledger is answered so."""
+    honest = AddRequestHandler._admit
+    seen = False
+
+    def admit(self: AddRequestHandler, batch: VerifiedAddRequest) -> None:
+        nonlocal seen
+        seen = seen or batch.unsynced
+        batch.unsynced = seen
+        honest(self, batch)
+
+    put(stack, AddRequestHandler, "_admit", admit)

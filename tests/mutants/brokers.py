@@ -13,6 +13,7 @@ from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.isolation_core import BrokerIsolation
 from magnetar.broker.cluster.ownership import Ownership
 from magnetar.broker.cluster.shares_core import GrantedShare, ShareGrants, ShareReport
+from magnetar.broker.log import log_shape_core
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.compaction_core import SurvivingMessageSearch
 from magnetar.broker.log.log import Log
@@ -290,3 +291,6 @@ def topics_counted_before_others_are_made(stack: Stack) -> None:
         return []
 
     put(stack, Catalog, "_check_topics", check)
+def ledgers_of_one_age_end_together(stack: Stack) -> None:
+    """M99p: ledgers that began at one moment all end at the age of the setting, at one moment."""
+    put(stack, log_shape_core, "LEDGER_AGE_JITTER", 0.0)

@@ -14,7 +14,7 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.receiver_queue import ReceiverQueue
 from magnetar.client.core.consumer import ConsumerCore
-from magnetar.client.core.effects import ConsumerEffect, ProducerEffect
+from magnetar.client.core.effects import ConsumerEffect, EndFlushes, ProducerEffect
 from magnetar.client.core.producer import ProducerCore
 from magnetar.client.core.redelivery import NackTracker
 from magnetar.client.core.transaction import TransactionCore
@@ -146,3 +146,18 @@ def interrupted_and_still_owner(stack: Stack) -> None:
         partition.on_connected = None
 
     put(stack, pull_group._OwnedPartition, "__init__", deaf)
+
+
+def sent_is_done(stack: Stack) -> None:
+    """M99v: a message with acks=none is forgotten when it is sent: no flush waits for it, and it is not sent again."""
+    honest = ProducerCore._publish
+
+    def publish(self: ProducerCore, effects: list[ProducerEffect]) -> None:
+        honest(self, effects)
+        if self._options.reports_when_sent:
+            for batch in self._entries.sent:
+                self.pending -= batch.message_count
+                effects += [EndFlushes(batch.waiters)] if batch.waiters else []
+            self._entries.sent.clear()
+
+    put(stack, ProducerCore, "_publish", publish)

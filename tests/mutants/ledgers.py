@@ -16,7 +16,7 @@ from magnetar.ledger import metadata_core as metadata
 from magnetar.ledger import recovery as recovery_driver
 from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead
 from magnetar.ledger.reader_core import ReadableEntryBound
-from magnetar.ledger.recovery_core import EntryVotes, LedgerRecovery
+from magnetar.ledger.recovery_core import EntryVerdict, EntryVotes, LedgerRecovery
 from magnetar.ledger.writer_core import (
     AddAcked,
     CloseLedger,
@@ -303,3 +303,23 @@ def lac_is_the_end(stack: Stack) -> None:
         self.closed = True
 
     put(stack, ReadableEntryBound, "advance_lac", final)
+
+
+# ------------------------------------------------------------------------------------ answered from memory
+def one_bookie_that_lost_it_ends_the_ledger(stack: Stack) -> None:
+    """M99t: a miss of a bookie that may have lost what it answered proves that an entry was never confirmed."""
+    honest = EntryVotes.judge_unconfirmed_entry
+
+    def hasty(self: EntryVotes, misses_for_negative: int, *, waits_for_all: bool = False) -> EntryVerdict:
+        return honest(self, misses_for_negative)
+
+    put(stack, EntryVotes, "judge_unconfirmed_entry", hasty)
+
+
+def end_before_any_sync(stack: Stack) -> None:
+    """M99u: the end of a ledger that is answered from memory is stored before any bookie has synced it."""
+
+    async def at_once(self: handle.LedgerWriter) -> None:
+        await asyncio.sleep(0)
+
+    put(stack, handle.LedgerWriter, "_wait_synced", at_once)

@@ -11,13 +11,14 @@ from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.session import backlogs
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.session.schedules import ScheduleRunner
-from magnetar.broker.subscription import expiry
+from magnetar.broker.subscription import cursors, expiry
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.subscription.core.fair_shared import FairKeyQueues, FairShared, KeyQueue
 from magnetar.broker.subscription.core.key_slots import KeySlotTable
 from magnetar.broker.subscription.core.policy import DispatcherEntry, HeldSlot, Member
+from magnetar.broker.subscription.core.positions import CursorRecordState
 from magnetar.broker.subscription.dead_letters import HeldBackEntries
 from magnetar.broker.subscription.expiry import MessageExpirer
 from magnetar.broker.subscription.filtering import SubscriptionFilter
@@ -26,7 +27,7 @@ from magnetar.broker.topic.topic import SubscriptionRegistry, Topic
 from magnetar.client import streams
 from magnetar.client.core.debounce import Debounce
 from magnetar.client.model.settings import ProducerAccessMode
-from magnetar.metadata.records import ScheduleProgressRecord
+from magnetar.metadata.records import CursorRecord, ScheduleProgressRecord
 from magnetar.proto import entry_filter, names
 from magnetar.proto.entry import Buffer, StoredEntryHead
 from magnetar.proto.entry_filter import EntryFilter
@@ -263,3 +264,24 @@ def name_is_free_at_once(stack: Stack) -> None:
             self._deleting.clear()
 
     put(stack, SubscriptionRegistry, "_remove", remove)
+
+
+def holes_from_before_a_seek_count(stack: Stack) -> None:
+    """M99q: a state in the metadata that lacks holes is completed by those of a ledger from before a seek."""
+    honest = cursors._with_state
+
+    def kept(state: CursorRecordState, record: CursorRecord, *, is_ledger_older: bool) -> CursorRecord:
+        return honest(state, record, is_ledger_older=True)
+
+    put(stack, cursors, "_with_state", kept)
+
+
+def state_without_room_is_durable(stack: Stack) -> None:
+    """M99r: receipts are answered for a state that lacks holes, and no ledger has them."""
+    honest = cursors.plan_record_state
+
+    def whole(cursor: Cursor, sequence: int, bytes_max: int) -> CursorRecordState | None:
+        planned = honest(cursor, sequence, bytes_max)
+        return None if planned is None else planned._replace(lacks=0)
+
+    put(stack, cursors, "plan_record_state", whole)

@@ -135,7 +135,7 @@ class Cursor:
 
     __slots__ = (
         "_changed", "_holes", "_partial_bytes", "_shape", "acked", "counts", "counts_first", "mark", "note",
-        "partial", "partial_messages", "pending", "persisted", "persisted_mark", "version",
+        "partial", "partial_messages", "pending", "persisted", "persisted_mark", "seeks", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, state: CursorState) -> None:
@@ -150,6 +150,7 @@ class Cursor:
         self.counts_first = False
         self.note = state.note
         self.version = 0
+        self.seeks = 0  # states of one number only grow: what is acknowledged in the older one is in the later one
         self.persisted = 0
         self.persisted_mark = state.mark
         self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
@@ -317,6 +318,7 @@ class Cursor:
         """Moves the mark to `mark`, forwards or backwards, and removes all holes, partly acknowledged batches,
         redelivery counts, pending acknowledgements and the note. No other method moves the mark backwards."""
         self.version += 1
+        self.seeks += 1
         self.pending = None
         self.note = b""
         self.mark = mark

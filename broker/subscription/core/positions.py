@@ -21,7 +21,14 @@ from ....proto.names import Position
 from .. import cursor_format as stored
 from ..cursor_format import CursorChunkPlace
 from .cursor import Cursor
-from .cursor_state import COMMIT_NOTE_KEY, CursorChunkKey, CursorChunkKind, chunk_key_of, chunk_keys_of_holes
+from .cursor_state import (
+    COMMIT_NOTE_KEY,
+    CursorChunkKey,
+    CursorChunkKind,
+    CursorState,
+    chunk_key_of,
+    chunk_keys_of_holes,
+)
 
 LISTED_ENTRIES_MAX = 16
 """Most positions that are kept in a list. Such a list is as large as a bitmap, and still fast to search."""
@@ -214,10 +221,15 @@ def select_positions(positions: Collection[Position], ledger_id: int, entries: B
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
 #     log.on_write_confirmed(write)   |   log.on_write_failed(write, cursor)
 # A ledger ends (`why_ledger_ends`) by entries, by bytes, or when too little of it is still valid; the next one begins
-# with all chunks (`plan_write` of a new CursorWritePlanner). Nothing is dropped, however large it is. Guards:
-# tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/test_cursor_model.py.
+# with all chunks (`plan_write` of a new CursorWritePlanner). Nothing is dropped, however large it is. While no bookies
+# take a ledger, a bounded state goes to the metadata (`plan_record_state`): it may lack holes, and never has one too
+# many. Guards: tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/test_cursor_model.py.
 
 
+MARKER_BYTES = stored.ENTRY_HEAD_BYTES + stored.LENGTH_BYTES + stored.MARKER_HEAD_BYTES
+"""Bytes of a marker without rows, in a record."""
+PARTIAL_ROW_BYTES_MIN = 16
+"""Least bytes of a batch of which a part is acknowledged, or of a redelivery count: a bound without encoding them."""
 LIVE_BYTES_MIN = 4 << 20
 """Bytes below which a cursor ledger is never too empty: a roll costs a ledger and a metadata write."""
 
@@ -249,6 +261,7 @@ class CursorWrite(NamedTuple):
     chunks: frozenset[CursorChunkKey]  # that it writes
     version: int
     mark: Position
+    seeks: int = 0  # `Cursor.seeks` of the state
 
 
 class CursorWritePlanner:
@@ -277,7 +290,7 @@ class CursorWritePlanner:
             rows[key] = CursorChunkPlace(sequence, self._entries + len(entries), len(pieces), size)
             entries += pieces
         entries += stored.encode_marker(cursor.mark, rows, sequence)
-        return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
+        return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark, cursor.seeks)
 
     def on_write_confirmed(self, write: CursorWrite) -> None:
         """Called when all entries of the write are confirmed: the chunks in it are valid from now on."""
@@ -301,6 +314,94 @@ class CursorWritePlanner:
         if self._bytes >= LIVE_BYTES_MIN and self._live_bytes < bounds.live_share * self._bytes:
             return CursorLedgerEndReason.EMPTY
         return None
+
+
+class CursorRecordState(NamedTuple):
+    """A state of a cursor for the subscription's record in the metadata. `snapshot`: the state, encoded; `lacks`: the
+    number of acknowledged entries after the mark that it has no room for; `version`, `mark`, `seeks`: those of the
+    cursor."""
+
+    snapshot: bytes
+    lacks: int
+    version: int
+    mark: Position
+    seeks: int
+
+
+def plan_record_state(cursor: Cursor, sequence: int, bytes_max: int) -> CursorRecordState | None:
+    """Returns the state of the cursor in at most `bytes_max` bytes: all of it, or all but the last holes (acknowledged
+    entries after the mark), the first ones in the order of the log. Returns None if even what is not a hole is larger:
+    redelivery counts, parts of batches, and acknowledgements in transactions are never left out. `sequence`: the number
+    of the write. Changes nothing in the cursor."""
+    least = MARKER_BYTES + PARTIAL_ROW_BYTES_MIN * (len(cursor.partial) + len(cursor.counts))
+    if least > bytes_max:
+        return None
+    rows: dict[CursorChunkKey, CursorChunkPlace] = {}
+    entries: list[bytes] = []
+    room, stored_holes, cut = bytes_max - MARKER_BYTES, 0, False
+    keys = sorted(chunk_keys_of_cursor(cursor), key=lambda key: (key.kind is CursorChunkKind.HOLES, key))
+    for key in keys:
+        body = stored.encode_cursor_chunk_body(key, cursor)
+        if key.kind is CursorChunkKind.HOLES:
+            holes = cursor.acked[key.ledger_id] & BitMap(key.entry_range())
+            least = stored.ENTRY_HEAD_BYTES + stored.LENGTH_BYTES + stored.ROW_BYTES
+            if len(body) + least > room or cut:
+                holes, cut = (BitMap() if cut else find_holes_that_fit(holes, room - least)), True
+                body = holes.serialize()
+            if not holes:
+                continue
+            stored_holes += len(holes)
+        pieces = stored.encode_cursor_chunk(key, sequence, body)
+        size = sum(map(len, pieces))
+        room -= size + len(pieces) * stored.LENGTH_BYTES + stored.ROW_BYTES
+        rows[key] = CursorChunkPlace(sequence, len(entries), len(pieces), size)
+        entries += pieces
+        if room < 0 and key.kind is not CursorChunkKind.HOLES:
+            return None
+    snapshot = stored.encode_snapshot([*entries, *stored.encode_marker(cursor.mark, rows, sequence)])
+    if len(snapshot) > bytes_max:
+        return None
+    lacks = cursor.hole_entry_count - stored_holes
+    return CursorRecordState(snapshot, lacks, cursor.version, cursor.mark, cursor.seeks)
+
+
+def find_holes_that_fit(holes: BitMap, bytes_max: int) -> BitMap:
+    """Returns as many of `holes`, the first ones, as take at most `bytes_max` bytes when they are stored; none if one
+    hole alone takes more."""
+    fits, least, most = BitMap(), 0, len(holes)
+    while least < most:
+        middle = (least + most + 1) // 2
+        tried = holes[:middle]
+        tried.run_optimize()
+        if len(tried.serialize()) <= bytes_max:
+            fits, least = tried, middle
+        else:
+            most = middle - 1
+    return fits
+
+
+def contains_holes_of(state: CursorState, older: CursorState) -> bool:
+    """Returns True if each entry that `older` has acknowledged is acknowledged in `state`."""
+    if state.mark < older.mark:
+        return False
+    for ledger_id, holes in older.acked.items():
+        if ledger_id < state.mark[0]:
+            continue
+        after = holes & BitMap(range(state.mark[1] + 1, holes.max() + 1)) if ledger_id == state.mark[0] else holes
+        if not after <= state.acked.get(ledger_id, BitMap()):
+            return False
+    return True
+
+
+def add_older_holes(state: CursorState, older: CursorState) -> None:
+    """Adds what `older` has acknowledged after the mark of `state`. No seek may be between the two states."""
+    for ledger_id, holes in older.acked.items():
+        if ledger_id < state.mark[0]:
+            continue
+        if ledger_id == state.mark[0]:
+            holes = holes & BitMap(range(state.mark[1] + 1, holes.max() + 1))
+        if holes:
+            state.acked[ledger_id] = state.acked.get(ledger_id, BitMap()) | holes
 
 
 def chunk_keys_of_cursor(cursor: Cursor) -> Iterator[CursorChunkKey]:

@@ -70,6 +70,18 @@ async def test_complaint_29_what_a_crash_left_behind_is_found_and_deleted_and_no
     await ledgers.close()
 
 
+async def test_a_ledger_of_a_log_is_an_orphan_whatever_its_record_says_of_how_it_was_written(running: Cluster) -> None:
+    metadata, ledgers = running.store.new_session(), client(running)
+    made = [
+        (await ledgers.create(properties={"topic": TOPIC, **more})).ledger_id
+        for more in ({"index": "7"}, {"index": "7", "durability": "memory"}, {"durability": "memory"})
+    ]
+    found = await find_orphans(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
+    assert [each.ledger_id for each in found.orphans] == made
+    await ledgers.close()
+    await metadata.close()
+
+
 async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_names_it(running: Cluster) -> None:
     metadata, ledgers = running.store.new_session(), client(running)
     kinds = ({"cursor": "s"}, {"delays": "s"}, {"dedup": "snapshots"}, {"compacted": "true"})

@@ -1,9 +1,11 @@
 """The shape of a log: positions across ledgers, empty ones included."""
 
+from collections import Counter
+
 import pytest
 
-from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
-from magnetar.proto.names import EARLIEST, LATEST, Position
+from magnetar.broker.log.log_shape_core import LEDGER_AGE_JITTER, LedgerSpan, LogShape, find_ledger_age_share
+from magnetar.proto.names import EARLIEST, LATEST, Position, TopicName
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 
 SHAPE = shape_of(3, 0, 2, 1)  # ledgers 10, 20 (empty), 30, 40 (open)
@@ -99,3 +101,30 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
         20,
     ]
     assert [shape.index_after_next_messages(index, 1) for index in (5, 6, 13, 14)] == [14, 15, 15, 15]
+
+
+# ------------------------------------------------------------------------------------ the age at which a ledger ends
+def test_ten_thousand_topics_of_one_age_end_their_ledgers_evenly_over_a_fifth_of_it() -> None:
+    """They began at one moment, with ids in a row, and end by `roll_minutes` = 240: within 48 minutes, 208 a minute."""
+    topics = [TopicName.parse(f"persistent://tenant/namespace/topic-{number}") for number in range(10_000)]
+    for first_id in (1, 90_000):
+        ends = Counter(int(find_ledger_age_share(topic, first_id + at) * 240) for at, topic in enumerate(topics))
+        assert min(ends) == 192, "none earlier than four fifths"
+        assert max(ends) <= 240, "and none later than the limit"
+        assert max(ends.values()) < 1.5 * 10_000 / 48
+        assert min(ends[minute] for minute in range(192, 240)) > 0.5 * 10_000 / 48
+
+
+def test_topics_that_ended_together_once_do_not_end_together_again() -> None:
+    topics = [TopicName.parse(f"persistent://tenant/namespace/topic-{number}") for number in range(10_000)]
+    first = [find_ledger_age_share(topic, 7 + at) for at, topic in enumerate(topics)]
+    together = [at for at, share in enumerate(first) if share > 1 - LEDGER_AGE_JITTER / 48]
+    again = Counter(int(find_ledger_age_share(topics[at], 20_000 + at) * 240) for at in together)
+    assert len(together) > 100
+    assert max(again.values()) < len(together) / 5
+
+
+def test_a_ledgers_share_of_the_age_is_the_same_at_every_look() -> None:
+    topic = TopicName.parse("persistent://tenant/namespace/topic")
+    assert find_ledger_age_share(topic, 7) == find_ledger_age_share(TopicName.parse(topic.full), 7)
+    assert 1 - LEDGER_AGE_JITTER < find_ledger_age_share(topic, 7) <= 1

@@ -16,6 +16,7 @@ from magnetar.broker.log import topic_log
 from magnetar.broker.log.appender import AGE_CHECK_INTERVAL_MS, Publish
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.log_queue_core import SequenceRange
+from magnetar.broker.log.log_shape_core import find_ledger_age_share
 from magnetar.broker.log.managed_ledger import TopicFenced, topic_path
 from magnetar.broker.log.topic_log import TAKE_OVER_STEPS, TopicLog
 from magnetar.ledger import LedgerClient, LedgerConfig
@@ -680,6 +681,19 @@ async def test_a_clock_that_jumped_ahead_and_back_makes_no_ledger_for_every_publ
         owner.publish()
         await owner.settled(number)
     assert len((await bench.list()).ledgers) <= 2
+
+
+async def test_a_ledger_ends_at_its_own_share_of_the_age_with_the_next_publish(bench: Bench) -> None:
+    owner = await bench.owner(roll_minutes=60)
+    owner.publish()
+    await owner.settled(1)
+    (ledger,) = (await bench.list()).ledgers
+    due_ms = ledger.created_ms + int(3600_000 * find_ledger_age_share(TOPIC, ledger.ledger_id))
+    for before_ms, ledgers in ((AGE_CHECK_INTERVAL_MS, 1), (-AGE_CHECK_INTERVAL_MS, 2)):
+        owner.log._appender.timestamp_ms = due_ms - before_ms
+        owner.publish(2)
+        await owner.settled(3 if ledgers == 1 else 5)
+        assert len((await bench.list()).ledgers) == ledgers
 
 
 async def test_a_list_that_is_full_grows_only_when_a_ledger_fails(

@@ -1,22 +1,25 @@
 """Durable cursors on real bookies: what is acknowledged stays so, whoever owns the topic next."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from pyroaring import BitMap
 
 from magnetar.broker.common.config import BrokerConfig, LedgerReplication
 from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.log.managed_ledger import TopicFenced
+from magnetar.broker.log.snapshot_ledger import TopicStateLedgers
 from magnetar.broker.subscription import cursor_format as stored
+from magnetar.broker.subscription import cursors
 from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, decode_record
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import InternalError, MagnetarError, NotEnoughBookies
+from magnetar.proto.errors import InternalError, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
 from tests.broker.storage import alone
 from tests.broker.subscription.core.shapes import shape_of
@@ -257,6 +260,157 @@ async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
     assert "the cursor goes back" in caplog.text
     await bench.ledgers.delete((await bench.record()).ledger_id)
     assert (await bench.opened()).cursor.mark == (10, 0), "the position in the record"
+
+
+# ----------------------------------------------------------------------------------- no bookies take a ledger
+@pytest.fixture
+def bookies_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A switch: while it is on, no cursor ledger is made, and none is written."""
+    away = False
+    append, create = LedgerWriter.append, TopicStateLedgers.create_ledger
+
+    def append_or_not(self: LedgerWriter, *frames: bytes) -> asyncio.Future[int]:
+        if away:
+            raise OutcomeUnknown("no bookie answers")
+        return append(self, *frames)
+
+    async def create_or_not(self: TopicStateLedgers) -> LedgerWriter:
+        if away:
+            raise NotEnoughBookies("none is there")
+        return await create(self)
+
+    def switch(to: bool) -> None:
+        nonlocal away
+        away = to
+
+    monkeypatch.setattr(LedgerWriter, "append", append_or_not)
+    monkeypatch.setattr(TopicStateLedgers, "create_ledger", create_or_not)
+    monkeypatch.setattr(cursors, "RECORD_STATE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(cursors, "STORE_RETRY_S", 0.01)
+    return switch
+
+
+async def lacks(bench: Bench) -> CursorRecord:
+    """The record, when a state that has no room is in it."""
+    async with asyncio.timeout(10):
+        while not (record := await bench.record()).snapshot_lacks:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return record
+
+
+async def test_while_bookies_take_no_ledger_the_state_is_in_the_record_and_receipts_come(
+    bench: Bench, bookies_away: Callable[[bool], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    cursor = await bench.created()
+    ack(cursor, 0, 5)
+    await cursor.make_acks_durable_future()
+    bookies_away(True)
+    for entry in (1, 7):
+        ack(cursor, entry)
+        async with asyncio.timeout(10):
+            await cursor.make_acks_durable_future()
+    record = await bench.record()
+    assert (record.snapshot_lacks, record.mark_entry, record.ledger_id >= 0) == (0, 1, True)
+    assert caplog.text.count("the state is stored in the metadata, as no ledger takes it") == 1
+    again = await bench.opened()
+    assert (again.cursor.mark, again.cursor.acked[10]) == (Position(10, 1), BitMap([5, 7]))
+
+
+async def test_when_bookies_are_back_the_commit_that_names_the_ledger_removes_the_state_of_the_record(
+    bench: Bench, bookies_away: Callable[[bool], None]
+) -> None:
+    cursor = await bench.created()
+    ack(cursor, 5)
+    await cursor.make_acks_durable_future()
+    bookies_away(True)
+    ack(cursor, 7)
+    await cursor.make_acks_durable_future()
+    before = await bench.record()
+    bookies_away(False)
+    ack(cursor, 0)
+    await cursor.make_acks_durable_future()
+    after = await bench.record()
+    assert before.snapshot
+    assert (after.snapshot, after.ledger_id != before.ledger_id) == (b"", True)
+    assert await bench.store.children(paths.LEDGERS) == [f"{after.ledger_id:020d}"], "the one before is deleted"
+    again = await bench.opened()
+    assert (again.cursor.mark, again.cursor.acked[10]) == (Position(10, 0), BitMap([5, 7]))
+
+
+async def test_of_a_state_without_room_the_last_holes_wait_for_a_ledger_and_none_that_was_durable_is_lost(
+    bench: Bench, bookies_away: Callable[[bool], None]
+) -> None:
+    cursor = await bench.created(cursor_snapshot_bytes=190)
+    durable = set(range(501, 900, 2))
+    ack(cursor, *durable)
+    await cursor.make_acks_durable_future()
+    bookies_away(True)
+    ack(cursor, 0, 1, *range(4, 300, 2))
+    receipt = cursor.make_acks_durable_future()
+    record = await lacks(bench)
+    assert (record.mark_entry, len(record.snapshot) <= 190) == (1, True)
+    assert not receipt.done(), "some of what it waits for is not stored"
+    assert cursor.cursor.persisted_mark == (10, -1), "and nothing is trimmed for it"
+    bookies_away(False)
+    await receipt
+    assert (await bench.record()).snapshot_lacks == 0
+
+
+async def test_a_crash_while_a_state_lacks_holes_keeps_what_was_durable_and_redelivers_the_rest(
+    bench: Bench, bookies_away: Callable[[bool], None]
+) -> None:
+    cursor = await bench.created(cursor_snapshot_bytes=190)
+    durable = set(range(501, 900, 2))
+    ack(cursor, *durable)
+    await cursor.make_acks_durable_future()
+    bookies_away(True)
+    ack(cursor, 0, 1, *range(4, 300, 2))
+    receipt = cursor.make_acks_durable_future()
+    record = await lacks(bench)
+    cursor.abandon()
+    assert isinstance(await asyncio.wait_for(asyncio.gather(receipt, return_exceptions=True), 10), list)
+    again = await bench.opened()
+    found = set(again.cursor.acked[10])
+    assert again.cursor.mark == (10, 1), "the position"
+    assert durable <= found, "of the ledger"
+    assert found - durable == set(list(range(4, 300, 2))[: 148 + 200 - record.snapshot_lacks]), "the first holes"
+
+
+async def test_after_a_seek_the_holes_of_an_older_ledger_do_not_count(
+    bench: Bench, bookies_away: Callable[[bool], None]
+) -> None:
+    """They are of entries that the seek wants again: an opener that added them would skip these."""
+    cursor = await bench.created(cursor_snapshot_bytes=190)
+    ack(cursor, *range(501, 900, 2))
+    await cursor.make_acks_durable_future()
+    bookies_away(True)
+    cursor.cursor.seek(Position(10, 1))
+    ack(cursor, *range(4, 300, 2))
+    receipt = cursor.make_acks_durable_future()
+    assert (await lacks(bench)).ledger_id == -1
+    cursor.abandon()
+    await asyncio.wait_for(asyncio.gather(receipt, return_exceptions=True), 10)
+    again = await bench.opened()
+    assert again.cursor.mark == (10, 1)
+    assert set(again.cursor.acked[10]) < set(range(4, 300, 2))
+
+
+async def test_a_metadata_that_is_asked_often_is_asked_once_in_a_while(
+    bench: Bench, bookies_away: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursors, "RECORD_STATE_INTERVAL_S", 3600.0)
+    cursor = await bench.created()
+    bookies_away(True)
+    ack(cursor, 0)
+    await cursor.make_acks_durable_future()
+    ack(cursor, 1)
+    receipt = cursor.make_acks_durable_future()
+    await asyncio.sleep(0.1)
+    assert not receipt.done()
+    assert (await bench.record()).mark_entry == 0
+    bookies_away(False)
+    await receipt
+    assert (await bench.opened()).cursor.mark == (10, 1)
 
 
 async def test_a_removed_subscription_leaves_nothing(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from magnetar.broker.log.log_shape_core import (
     LogShape,
     Retention,
     TrimLimit,
+    find_ledger_age_share,
     find_trimmable_ledgers,
     list_reasons_to_keep_ledgers,
 )
@@ -20,11 +21,12 @@ from magnetar.broker.topic.admission_core import (
     must_roll_ledger,
 )
 from magnetar.proto.applied import AppliedPolicies
-from magnetar.proto.names import Position
+from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import BacklogQuotaState
 from magnetar.proto.states import LedgerStays as Stays
 
 MIB = 1 << 20
+TOPIC = TopicName.parse("persistent://t/n/x")
 
 
 def shape(*sizes: int, entries: int = 10) -> LogShape:
@@ -44,11 +46,15 @@ def shape(*sizes: int, entries: int = 10) -> LogShape:
 def test_complaint_26_the_open_ledger_of_a_quiet_topic_ends_so_that_retention_can_free_it() -> None:
     log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
     applied = AppliedPolicies(retention_minutes=10, retention_mib=-1)
-    due = partial(must_roll_ledger, idle_s=60, now_ms=1000)
+    due = partial(must_roll_ledger, TOPIC, idle_s=60, now_ms=1000)
     assert due(log, applied, everything, quiet_s=60, age_s=60)
     assert not due(log, applied, everything, quiet_s=59, age_s=60), "it may go on"
     assert not due(log, applied, [TrimLimit(Position(2, 8))], quiet_s=99, age_s=99), "somebody still needs it"
-    assert due(log, applied, [TrimLimit(Position(2, 8))], quiet_s=0, age_s=600), "a trickle must not keep it for ever"
+    lagging = [TrimLimit(Position(2, 8))]
+    assert due(log, applied, lagging, quiet_s=0, age_s=600), "a trickle must not keep it for ever"
+    own_s = 600 * find_ledger_age_share(TOPIC, 2)
+    assert due(log, applied, lagging, quiet_s=0, age_s=own_s), "of many such topics each ends at an age of its own"
+    assert not due(log, applied, lagging, quiet_s=0, age_s=own_s - 0.01)
     assert not due(log, AppliedPolicies(retention_minutes=-1, retention_mib=-1), everything, quiet_s=99, age_s=99)
     assert not due(shape(5, 0), applied, everything, quiet_s=99, age_s=9999), "empty: nothing to free"
     assert not due(LogShape(), applied, [], quiet_s=99, age_s=9999), "nothing was ever published"
@@ -58,7 +64,7 @@ def test_complaint_26_a_last_ledger_that_is_closed_gets_a_next_one_when_retentio
     log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
     log.close_last_ledger_span(2, 9, 20, 5, 1000)
     applied, past = AppliedPolicies(retention_minutes=10, retention_mib=-1), 1000 + 10 * 60_000
-    due = partial(must_roll_ledger, quiet_s=60, age_s=9999, idle_s=60)
+    due = partial(must_roll_ledger, TOPIC, quiet_s=60, age_s=9999, idle_s=60)
     assert due(log, applied, everything, now_ms=past)
     assert not due(log, applied, everything, now_ms=past - 1), "it is retained, and another one would free nothing"
     assert not due(log, applied, [TrimLimit(Position(2, 8))], now_ms=past), "somebody still needs it"
@@ -108,8 +114,8 @@ def test_messages_that_nobody_has_subscribed_to_stay_for_a_while_and_up_to_a_siz
 
 def test_the_open_ledger_of_a_topic_without_subscriptions_ends_by_its_age_alone() -> None:
     """Not because it is quiet: a message an hour would have a ledger each."""
-    due = partial(must_roll_ledger, shape(5, 5), AppliedPolicies(), [], idle_s=60, now_ms=1000)
-    assert not due(quiet_s=99, age_s=9 * 60, unread=Retention(minutes=10, mib=1))
+    due = partial(must_roll_ledger, TOPIC, shape(5, 5), AppliedPolicies(), [], idle_s=60, now_ms=1000)
+    assert not due(quiet_s=99, age_s=8 * 60, unread=Retention(minutes=10, mib=1))
     assert due(quiet_s=0, age_s=10 * 60, unread=Retention(minutes=10, mib=1))
     assert not due(quiet_s=99, age_s=10**9, unread=Retention(minutes=-1, mib=1))
     assert due(quiet_s=99, age_s=99), "nothing is kept for want of a subscription"

@@ -5,7 +5,14 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.positions import CursorLedgerBounds, CursorLedgerEndReason, CursorWritePlanner
+from magnetar.broker.subscription.core.positions import (
+    CursorLedgerBounds,
+    CursorLedgerEndReason,
+    CursorWritePlanner,
+    add_older_holes,
+    contains_holes_of,
+    plan_record_state,
+)
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 
@@ -102,3 +109,61 @@ def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory
     write = CursorWritePlanner().plan_write(cursor, 1)
     assert max(map(len, write.entries)) < 16_384
     assert state_of(write.entries, write.entries) == cursor.copy_cursor_state()
+
+
+# ------------------------------------------------------------------------------------ a state for the metadata
+def test_a_state_for_the_metadata_has_the_mark_and_as_many_holes_as_fit_in_the_order_of_the_log() -> None:
+    cursor = full_of_holes()
+    for bytes_max in (150, 1000, 7000, 16 << 10, 100_000):
+        planned = plan_record_state(cursor, 1, bytes_max)
+        assert planned is not None
+        assert len(planned.snapshot) <= bytes_max
+        found = stored.decode_snapshot(planned.snapshot)
+        kept = [(ledger, entry) for ledger, holes in sorted(found.acked.items()) for entry in holes]
+        every = [(ledger, entry) for ledger, holes in sorted(cursor.acked.items()) for entry in holes]
+        assert found.mark == cursor.mark
+        assert kept == every[: len(kept)], "the first ones"
+        assert planned.lacks == len(every) - len(kept)
+        assert len(planned.snapshot) > 0.7 * bytes_max - 100, "as many as fit"
+
+
+def test_a_state_that_fits_lacks_nothing() -> None:
+    shape = shape_of(SIZE)
+    cursor = Cursor(shape, CursorState(shape.start_position))
+    cursor.ack_entries_of_ledger(10, BitMap([3, 5, *range(100, 40_000)]))
+    planned = plan_record_state(cursor, 1, 16 << 10)
+    assert planned is not None
+    assert planned.lacks == 0
+    assert stored.decode_snapshot(planned.snapshot) == cursor.copy_cursor_state()
+
+
+def test_what_is_no_hole_is_never_left_out() -> None:
+    """Redelivery counts and parts of batches: a state without them would be another one."""
+    shape = shape_of(SIZE)
+    cursor = Cursor(shape, CursorState(shape.start_position))
+    cursor.ack_entries_of_ledger(10, BitMap(range(1, SIZE, 2)))
+    for entry in range(0, 40, 2):
+        cursor.count_redelivery(Position(10, entry))
+    assert plan_record_state(cursor, 1, 400) is None
+    planned = plan_record_state(cursor, 1, 1000)
+    assert planned is not None
+    assert planned.lacks > 0
+    assert len(stored.decode_snapshot(planned.snapshot).counts) == 20
+    for entry in range(40, 20_000, 2):
+        cursor.count_redelivery(Position(10, entry))
+    assert plan_record_state(cursor, 1, 16 << 10) is None
+
+
+def test_a_state_contains_an_older_one_if_it_has_each_of_its_holes_or_a_mark_after_it() -> None:
+    older = CursorState(Position(10, 3), {10: BitMap([5, 9]), 20: BitMap([1])})
+    assert contains_holes_of(CursorState(Position(10, 9), {20: BitMap([1, 2])}), older)
+    assert contains_holes_of(CursorState(Position(20, 1)), older)
+    assert not contains_holes_of(CursorState(Position(10, 7), {20: BitMap([1])}), older)
+    assert not contains_holes_of(CursorState(Position(10, 9)), older)
+    assert not contains_holes_of(CursorState(Position(10, 2), older.acked), older)
+
+
+def test_holes_of_an_older_state_are_added_after_the_mark_alone() -> None:
+    state = CursorState(Position(20, 3), {20: BitMap([7])})
+    add_older_holes(state, CursorState(Position(10, 0), {10: BitMap([4]), 20: BitMap([2, 5]), 30: BitMap([0])}))
+    assert state == CursorState(Position(20, 3), {20: BitMap([5, 7]), 30: BitMap([0])})
