@@ -49,6 +49,7 @@ class Feature(enum.Enum):
     COMMIT_NOTES = (2, "the note of a commit in a cursor, which an older broker does not open")
     STARTED_BROKERS = (2, "StartedBrokerRecord, which an older broker of that name does not delete when it closes")
     BALANCER = (2, "BalancerRecord: moves need brokers that take assigned bundles")
+    SPLIT_BUNDLES = (2, "NamespaceRecord.splits: an older broker takes bundles without a look at their number")
 
 
 class _Written:
@@ -320,10 +321,13 @@ class NamespaceRecord(MetadataRecord, frozen=True, kw_only=True):
     policies of the namespace are in a PoliciesRecord.
 
     `default_partitions`: of a topic that is created at its first use; 0: not partitioned. `is_creation_set`: an
-    operator has set `auto_topic_creation` and `default_partitions`, perhaps to their defaults."""
+    operator has set `auto_topic_creation` and `default_partitions`, perhaps to their defaults. `splits`: how often
+    `bundles` was doubled since the namespace was created; bundles of each earlier number may still have owners
+    (broker/cluster/ownership.py)."""
 
     kind = 9
     bundles: int = 4
+    splits: int = 0
     auto_topic_creation: bool = True
     default_partitions: int = 0
     is_creation_set: bool = False  # the two before were set, as they are or otherwise

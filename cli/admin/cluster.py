@@ -97,13 +97,14 @@ def status(session: CommandSession) -> None:
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     balancers = [each.name for each in summary.brokers if each.balances]
+    hot_topics = sorted({topic for each in summary.brokers for topic in each.hot_topics})
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.is_structured:
         session.out.print_document({
             "brokers": brokers, "silent": list(summary.silent), "late": list(summary.late),
             "died": [{"broker": each["name"], "endpoint": each["endpoint"], "seenMs": each["seen_ms"]}
                      for each in died],
-            "balancers": balancers, "bookies": bookies,
+            "balancers": balancers, "hotTopics": hot_topics, "bookies": bookies,
             "metadataDisk": {"totalBytes": summary.metadata_total_bytes, "freeBytes": summary.metadata_free_bytes},
             "metadataRefusal": summary.metadata_refusal,
             "metadataBackup": {"madeMs": made_ms, "everyMs": every_ms, "failure": summary.metadata_backup_failure},
@@ -116,6 +117,8 @@ def status(session: CommandSession) -> None:
         session.out.print_rows(brokers, BROKER_COLUMNS, empty="no brokers")
         if balancers or len(brokers) > 1:
             click.echo(describe_balancers(balancers))
+        for topic in hot_topics[:TOP_TOPICS_SHOWN]:
+            click.echo(f"{topic} is too busy for its bundle, and one broker serves it: give it more partitions.")
         click.echo()
         session.out.print_rows(bookies, BOOKIE_COLUMNS, empty="no bookies")
         if backlogs:
