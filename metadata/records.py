@@ -51,6 +51,7 @@ class Feature(enum.Enum):
     BALANCER = (2, "BalancerRecord: moves need brokers that take assigned bundles")
     ISOLATION = (2, "policies of isolation, which an older broker does not obey and an older process drops")
     UNSYNCED_ADDS = (2, "adds that are answered before their sync, which an older bookie refuses")
+    SPLIT_BUNDLES = (2, "NamespaceRecord.splits: an older broker takes bundles without a look at their number")
 
 
 class _Written:
@@ -364,10 +365,13 @@ class NamespaceRecord(MetadataRecord, frozen=True, kw_only=True):
     policies of the namespace are in a PoliciesRecord.
 
     `default_partitions`: of a topic that is created at its first use; 0: not partitioned. `is_creation_set`: an
-    operator has set `auto_topic_creation` and `default_partitions`, perhaps to their defaults."""
+    operator has set `auto_topic_creation` and `default_partitions`, perhaps to their defaults. `splits`: how often
+    `bundles` was doubled since the namespace was created; bundles of each earlier number may still have owners
+    (broker/cluster/ownership.py)."""
 
     kind = 9
     bundles: int = 4
+    splits: int = 0
     auto_topic_creation: bool = True
     default_partitions: int = 0
     is_creation_set: bool = False  # the two before were set, as they are or otherwise

@@ -220,6 +220,19 @@ UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPER
          "`destination`; `destinationBroker` is not looked at.", name="unload_bundle",
          parts=(PathPart("bundle", "bundle"),)),
 ))  # fmt: skip
+SPLIT_BUNDLES: Operation[values.SplitBundles] = Operation(
+    "SplitBundles", NAMESPACE_RULE, method="split_bundles",
+    takes=(RequestField("bundles", int, "How many there are to be; 0: twice as many."),),
+    help="Doubles the number of a namespace's bundles, once or until there are `bundles`. No topic moves or closes.",
+    routes=(HttpRoute("PUT", "{N}/{bundle}/split", "The bundle, and each other one of the namespace, is divided into "
+                 "two; no topic moves.", parts=(PathPart("bundle", "bundle"),)),),
+    cli=CliVerb(
+        "namespaces split-bundles", "Double the number of a namespace's bundles.",
+        "Double the number of a namespace's bundles, once or until there are --bundles, so that more brokers can share "
+        "its topics. Each broker keeps what it has: no topic moves or closes. It cannot be undone.",
+        "public/default --bundles 64", "each bundle of namespace {place} is divided",
+    ),
+)  # fmt: skip
 GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE_RULE)
 CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE_RULE, routes=(
     HttpRoute("DELETE", "{N}/permissions/{role}", "Revokes what a role was granted.", name="revoke_on_namespace",

@@ -114,6 +114,13 @@ class Unloaded(Value, frozen=True):
     bundles: int
 
 
+class SplitBundles(Value, frozen=True):
+    """The result of a split: how many bundles the namespace has."""
+
+    namespace: str
+    bundles: int
+
+
 class BundleRow(Value, frozen=True):
     """A bundle that a broker owns, with its loaded topics and its traffic. Rates are per second: of messages (`rate_…`)
     and of bytes (`throughput_…`)."""
@@ -173,6 +180,15 @@ class MeasuredBundle(Value, frozen=True):
     misplaced: bool = False  # its namespace does not let this broker own it
 
 
+class CrowdedBundleRow(Value, frozen=True):
+    """A bundle that carries more than it may. `hot_topic`: the topic to which most of that is due, so that a split does
+    not help; "" if there is none."""
+
+    path: str  # of its owner record
+    why: str
+    hot_topic: str = ""
+
+
 class MeasuredLoad(Value, frozen=True):
     """The load of the broker that is asked. `bundles`: the misplaced ones, then the heaviest ones."""
 
@@ -180,6 +196,7 @@ class MeasuredLoad(Value, frozen=True):
     load: float  # of all its bundles
     window_s: float  # the measurement began so long ago
     bundles: tuple[MeasuredBundle, ...]
+    crowded: tuple[CrowdedBundleRow, ...] = ()
 
 
 class WantedLimit(Value, frozen=True):
@@ -230,6 +247,14 @@ class BrokerScore(Value, frozen=True):
     moving: int  # bundles that are on their way from it or to it
 
 
+class HotTopic(Value, frozen=True):
+    """A topic that makes its bundle crowded by itself. `advice`: what helps."""
+
+    topic: str
+    why: str
+    advice: str
+
+
 class BalanceStatus(Value, frozen=True):
     """What the automatic balance does. `leader`: the broker that balances, which counts `moves` and `failed` since it
     does; "" if none has been elected. The load of a bundle in `moving` is in points of its source's score."""
@@ -240,6 +265,8 @@ class BalanceStatus(Value, frozen=True):
     failed: int
     brokers: tuple[BrokerScore, ...]
     moving: tuple[BundleMove, ...]
+    splits: int = 0  # of namespaces, since it balances
+    hot_topics: tuple[HotTopic, ...] = ()
 
 
 # ------------------------------------------------------------------------------------ topics
@@ -723,6 +750,7 @@ class BrokerSummary(Value, frozen=True):
     certificate_ends_ms: int = 0  # since the epoch: of the first certificate that it shows to others; 0: it has none
     draining: bool = False  # it gives away what it owns, and gets nothing
     balances: bool = False  # it is the leader that balances the load of brokers, and the balance is on
+    hot_topics: tuple[str, ...] = ()  # at most 50 topics that are too busy for their bundles, if it is that leader
 
 
 class DiedBroker(Value, frozen=True):

@@ -1316,7 +1316,7 @@ class NamespaceSums(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topics: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ..., in_memory: _Optional[int] = ...) -> None: ...
 
 class BrokerSummary(_message.Message):
-    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full", "certificate_ends_ms", "draining", "balances")
+    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full", "certificate_ends_ms", "draining", "balances", "hot_topics")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -1334,6 +1334,7 @@ class BrokerSummary(_message.Message):
     CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     BALANCES_FIELD_NUMBER: _ClassVar[int]
+    HOT_TOPICS_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     version: str
@@ -1351,7 +1352,8 @@ class BrokerSummary(_message.Message):
     certificate_ends_ms: int
     draining: bool
     balances: bool
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ..., certificate_ends_ms: _Optional[int] = ..., draining: bool = ..., balances: bool = ...) -> None: ...
+    hot_topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ..., certificate_ends_ms: _Optional[int] = ..., draining: bool = ..., balances: bool = ..., hot_topics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BrokerSummariesReply(_message.Message):
     __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes", "metadata_certificate_ends_ms", "metadata_backup_ms", "metadata_backup_every_ms", "metadata_backup_failure", "metadata_refusal")
@@ -1835,6 +1837,26 @@ class UnloadNamespaceRequest(_message.Message):
     destination: str
     def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., here: bool = ..., destination: _Optional[str] = ...) -> None: ...
 
+class SplitBundlesRequest(_message.Message):
+    __slots__ = ("name", "bundles", "here", "bundle")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bundles: int
+    here: bool
+    bundle: str
+    def __init__(self, name: _Optional[str] = ..., bundles: _Optional[int] = ..., here: bool = ..., bundle: _Optional[str] = ...) -> None: ...
+
+class SplitBundlesReply(_message.Message):
+    __slots__ = ("namespace", "bundles")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    bundles: int
+    def __init__(self, namespace: _Optional[str] = ..., bundles: _Optional[int] = ...) -> None: ...
+
 class UnloadNamespaceReply(_message.Message):
     __slots__ = ("topics", "bundles")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -1936,16 +1958,38 @@ class MeasuredBundleRow(_message.Message):
     def __init__(self, path: _Optional[str] = ..., load: _Optional[float] = ..., topics: _Optional[int] = ..., sessions: _Optional[int] = ..., owned_s: _Optional[float] = ..., misplaced: bool = ...) -> None: ...
 
 class MeasureLoadReply(_message.Message):
-    __slots__ = ("score", "load", "window_s", "bundles")
+    __slots__ = ("score", "load", "window_s", "bundles", "crowded")
     SCORE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     WINDOW_S_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    CROWDED_FIELD_NUMBER: _ClassVar[int]
     score: float
     load: float
     window_s: float
     bundles: _containers.RepeatedCompositeFieldContainer[MeasuredBundleRow]
-    def __init__(self, score: _Optional[float] = ..., load: _Optional[float] = ..., window_s: _Optional[float] = ..., bundles: _Optional[_Iterable[_Union[MeasuredBundleRow, _Mapping]]] = ...) -> None: ...
+    crowded: _containers.RepeatedCompositeFieldContainer[CrowdedBundleRow]
+    def __init__(self, score: _Optional[float] = ..., load: _Optional[float] = ..., window_s: _Optional[float] = ..., bundles: _Optional[_Iterable[_Union[MeasuredBundleRow, _Mapping]]] = ..., crowded: _Optional[_Iterable[_Union[CrowdedBundleRow, _Mapping]]] = ...) -> None: ...
+
+class CrowdedBundleRow(_message.Message):
+    __slots__ = ("path", "why", "hot_topic")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    HOT_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    why: str
+    hot_topic: str
+    def __init__(self, path: _Optional[str] = ..., why: _Optional[str] = ..., hot_topic: _Optional[str] = ...) -> None: ...
+
+class HotTopicRow(_message.Message):
+    __slots__ = ("topic", "why", "advice")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    why: str
+    advice: str
+    def __init__(self, topic: _Optional[str] = ..., why: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...
 
 class BalanceStatusRequest(_message.Message):
     __slots__ = ("here",)
@@ -1964,20 +2008,24 @@ class BrokerScoreRow(_message.Message):
     def __init__(self, broker: _Optional[str] = ..., score: _Optional[float] = ..., moving: _Optional[int] = ...) -> None: ...
 
 class BalanceStatusReply(_message.Message):
-    __slots__ = ("is_on", "leader", "moves", "failed", "brokers", "moving")
+    __slots__ = ("is_on", "leader", "moves", "failed", "brokers", "moving", "splits", "hot_topics")
     IS_ON_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    HOT_TOPICS_FIELD_NUMBER: _ClassVar[int]
     is_on: bool
     leader: str
     moves: int
     failed: int
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerScoreRow]
     moving: _containers.RepeatedCompositeFieldContainer[BundleMoveRow]
-    def __init__(self, is_on: bool = ..., leader: _Optional[str] = ..., moves: _Optional[int] = ..., failed: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerScoreRow, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ...) -> None: ...
+    splits: int
+    hot_topics: _containers.RepeatedCompositeFieldContainer[HotTopicRow]
+    def __init__(self, is_on: bool = ..., leader: _Optional[str] = ..., moves: _Optional[int] = ..., failed: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerScoreRow, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ..., splits: _Optional[int] = ..., hot_topics: _Optional[_Iterable[_Union[HotTopicRow, _Mapping]]] = ...) -> None: ...
 
 class WantedShareRow(_message.Message):
     __slots__ = ("limit", "wanted", "held")

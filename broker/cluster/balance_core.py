@@ -16,8 +16,17 @@ The hottest broker is paired with the coldest, the next with the next, while one
 in two pairs, so no target gets the bundles of all others at once. From each pair at most MOVES_PER_BROKER_MAX bundles
 move, so many that neither ends on the other side of the mean, and none that is small beside the first
 (MOVED_BUNDLE_SHARE_MIN). If none fits, the one that makes the pair most equal moves, provided that it closes
-GAP_CLOSED_SHARE_MIN of the gap. So one large bundle does not go to and fro. It also moves if only crumbs fit that close
-no more of the gap, and the target is not hot afterwards: that is one pause, not four.
+GAP_CLOSED_SHARE_MIN of the gap. So one large bundle does not go to and fro. It also moves if only crumbs fit, and
+afterwards the target is not above the mean by more than TOLERATED_HOT_SHARE: that is one pause, not four. A broker that
+is above the mean by no more than that gives bundles that are worth a pause (MOVED_POINTS_SHARE_MIN), and no others,
+unless the target is cold.
+
+What is expected after a move is a guess: a broker that was fully busy may have had more to do than it showed. So the
+slow average has a weight, the reports that it counts as. It grows by one with each report, and falls when the true
+average may have changed by a share of it: by as much as a move has shifted it, or by the share of the load that
+brokers had that are gone (`_Averages.doubt`). While the weight is small, the average follows the reports quickly, a
+broker is hot or cold only if it is so by more (`_Averages.error`), and a pair whose gap needs crumbs, or a bundle that
+crosses the mean, waits (SETTLED_WEIGHT_MIN). What fits without doubt moves at once.
 
 A score cannot tell what one bundle costs. It is shared among the bundles of a broker by their loads; a bundle counts at
 its target as it does at the source, in proportion to what the two brokers do a point (`_points_at`): a slow broker gets
@@ -45,6 +54,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .bundles_core import CrowdedBundle
+
 BALANCE_CHECK_INTERVAL_S = 10.0
 """Seconds between two reports of a broker, and between two plans."""
 FAST_HALF_LIFE_S = 30.0
@@ -61,6 +72,16 @@ SILENT_BROKER_FORGOTTEN_S = 240.0
 BELIEVED_REPORTS_MIN = 6
 """Reports after which the averages of a broker are believed: a minute after it has joined, or after another broker has
 become the leader."""
+SLOW_WEIGHT_MAX = 1 / (1 - 0.5 ** (BALANCE_CHECK_INTERVAL_S / SLOW_HALF_LIFE_S))
+"""Reports that the slow average counts as in the long run: 35."""
+FAST_WEIGHT = SETTLED_WEIGHT_MIN = 6.0
+"""The weight of a slow average that has begun anew from the fast one, and the one from which on it may be refined."""
+REPORT_NOISE_SHARE = 0.2
+"""The standard deviation of a report, as a share of the score: twice as much below an average counts as chance."""
+TOLERATED_HOT_SHARE = 0.2
+"""Above HOT_BROKER_SHARE: nearer to the mean, small bundles are not worth their pauses."""
+MOVED_POINTS_SHARE_MIN = 0.075
+"""Of the mean score: what a bundle that moves must relieve its broker of, unless that is hotter than tolerated."""
 HOT_BROKER_SHARE = 0.15
 COLD_BROKER_SHARE = 0.25
 IDLE_POINTS = 5.0
@@ -134,12 +155,14 @@ class _Averages:
         self.at_s = self.heard_s = now_s
         self.changed_s = -math.inf  # when a move of its bundles ended
         self.reports = 0
+        self.weight = 0.0  # so many reports the slow average counts as
         self.fast = self.slow = 0.0
         self.differing = 0  # reports in a row after which the fast average was far above the slow one; < 0: below
 
     def add(self, report: BrokerLoad, now_s: float) -> None:
         if now_s - self.heard_s > SILENT_BROKER_FORGOTTEN_S:
             self.reports = self.differing = 0
+            self.weight = 0.0
         self.report, self.heard_s = report, now_s
         if now_s - report.window_s < self.changed_s:
             return  # measured before a move ended, at least in part
@@ -148,7 +171,9 @@ class _Averages:
         self.at_s, self.reports = now_s, self.reports + 1
         first = 1 / self.reports  # as a plain mean, until there are enough
         self.fast += max(first, 1 - 0.5 ** (passed_s / FAST_HALF_LIFE_S)) * (report.score - self.fast)
-        self.slow += max(first, 1 - 0.5 ** (passed_s / SLOW_HALF_LIFE_S)) * (report.score - self.slow)
+        least = 1 - 0.5 ** (passed_s / SLOW_HALF_LIFE_S)  # 0: at the same time as the last one
+        self.weight = min(self.weight + 1, 1 / least) if least else self.weight + 1
+        self.slow += (report.score - self.slow) / self.weight
         self._notice_change()
 
     def _notice_change(self) -> None:
@@ -159,9 +184,27 @@ class _Averages:
         self.differing = max(self.differing, 0) + 1 if apart > 0 else min(self.differing, 0) - 1
         if abs(self.differing) >= LOAD_CHANGED_CHECKS:
             self.slow, self.differing = self.fast, 0
+            self.weight = min(self.weight, FAST_WEIGHT)
 
     def shift(self, points: float) -> None:
+        """Adds `points` to both averages: what is expected of a move."""
+        self.doubt(abs(points) / max(self.slow, self.slow + points, IDLE_POINTS))
         self.fast, self.slow = max(0.0, self.fast + points), max(0.0, self.slow + points)
+
+    def doubt(self, share: float) -> None:
+        """Lets the slow average count as fewer reports, because the true one may have changed by this share of it."""
+        if self.weight:
+            self.weight = 1 / (1 / self.weight + (share / REPORT_NOISE_SHARE) ** 2)
+
+    @property
+    def error(self) -> float:
+        """Returns by which share of it the slow average may be wrong, beyond what it always may be."""
+        apart = 1 / math.sqrt(max(self.weight, 1e-6)) - 1 / math.sqrt(SLOW_WEIGHT_MAX)
+        return max(0.0, 2 * REPORT_NOISE_SHARE * apart)
+
+    @property
+    def is_settled(self) -> bool:
+        return self.weight >= SETTLED_WEIGHT_MIN
 
 
 def _carries_too_much(broker: _Averages, carried: float, others: int) -> bool:
@@ -169,6 +212,10 @@ def _carries_too_much(broker: _Averages, carried: float, others: int) -> bool:
     all."""
     load = broker.report.load
     return others > 0 and load > CARRIED_LOAD_RATIO_MAX * (carried - load) / others
+
+
+def _is_cold(broker: _Averages, mean: float) -> bool:
+    return broker.slow < mean * (1 - COLD_BROKER_SHARE - broker.error)
 
 
 class _Candidate(NamedTuple):
@@ -198,18 +245,19 @@ def _closes(high: float, low: float, moved: Sequence[_Candidate]) -> float:
 
 
 def _choose_moves(
-    candidates: Sequence[_Candidate], high: float, low: float, mean: float, turns: int
-) -> list[_Candidate]:
+    candidates: Sequence[_Candidate], high: float, low: float, mean: float, turns: int, *, settled: bool
+) -> list[_Candidate] | None:
     """Returns what moves from a source whose score is `high` to a target whose score is `low`: what fits, or the one
-    bundle that closes most of the gap."""
+    bundle that closes most of the gap; None if that must wait until both are `settled`."""
     fitting = _choose_together(candidates, high - mean, mean - low, turns)
     single = max(candidates, key=lambda each: _closes(high, low, [each]))
-    is_crumb = not fitting or fitting[0].points < MOVED_BUNDLE_SHARE_MIN * single.points
-    heats_target = bool(fitting) and low + single.gained > mean * (1 + HOT_BROKER_SHARE)
-    if not is_crumb or heats_target:
+    if fitting and fitting[0].points >= MOVED_BUNDLE_SHARE_MIN * single.points:
         return fitting
-    least = max(GAP_CLOSED_SHARE_MIN * (high - low), _closes(high, low, fitting))
-    return [single] if _closes(high, low, [single]) >= least else fitting
+    if not settled:
+        return None
+    if fitting and low + single.gained > mean * (1 + TOLERATED_HOT_SHARE):
+        return fitting
+    return [single] if _closes(high, low, [single]) >= GAP_CLOSED_SHARE_MIN * (high - low) else fitting
 
 
 class _Begun(NamedTuple):
@@ -234,6 +282,7 @@ class Balancer:
         self._moving: dict[str, _Begun] = {}  # by path
         self._on_its_way: Counter[str] = Counter()  # bundles by broker, as source or target
         self._rests: dict[str, _Rest] = {}
+        self._gone: dict[str, float] = {}  # load of forgotten brokers since the last plan, by group
 
     def add_report(self, report: BrokerLoad, now_s: float) -> None:
         """Takes the report of a broker, that it has just measured. A report that cannot be true counts as none: with a
@@ -252,7 +301,9 @@ class Balancer:
 
     def forget_broker(self, name: str) -> None:
         """Forgets a broker that is not registered any more."""
-        self._brokers.pop(name, None)
+        gone = self._brokers.pop(name, None)
+        if gone is not None:
+            self._gone[gone.report.group] = self._gone.get(gone.report.group, 0.0) + gone.report.load
 
     def end_move(self, path: str, moved: bool, now_s: float) -> None:
         """Takes the outcome of a move that `plan_moves` has returned, of the bundle with the owner record at `path`. A
@@ -326,26 +377,36 @@ class Balancer:
         mean = sum(each.slow for each in order) / len(order)
         sources = sorted(order, key=lambda each: (-each.slow, each.report.name))
         carried = sum(each.report.load for each in order)
+        self._doubt_after_deaths(order, carried)
         targets = [each for each in order if each.slow < mean and not _carries_too_much(each, carried, len(order) - 1)]
         moves, given = list[Move](), set[str]()
         for source in sources:
-            hot = source.slow > mean * (1 + HOT_BROKER_SHARE)
-            cold = bool(targets) and targets[0].slow < mean * (1 - COLD_BROKER_SHARE)
-            if not (hot or cold) or not targets or source.slow < IDLE_POINTS:
+            if not targets or source.slow < max(IDLE_POINTS, mean):
                 break
-            if source.report.name in given:
+            hot = source.slow > mean * (1 + HOT_BROKER_SHARE + source.error)
+            if source.report.name in given or not (hot or _is_cold(targets[0], mean)):
                 continue
             for at, target in enumerate(targets[:TRIED_TARGETS_MAX]):
-                if found := self._plan_pair(source, target, mean, now_s, pool):
+                found = self._plan_pair(source, target, mean, now_s, pool)
+                if found is None:
+                    break  # until more is known of this pair
+                if found:
                     moves += found
                     given.add(target.report.name)
                     del targets[at]
                     break
         return moves
 
+    def _doubt_after_deaths(self, brokers: Sequence[_Averages], carried: float) -> None:
+        """Lets the averages count less, if brokers are gone: the others have got what these had."""
+        gone = self._gone.pop(brokers[0].report.group, 0.0)
+        for each in brokers if gone else ():
+            each.doubt(gone / (carried + gone))
+
     def _plan_pair(
         self, source: _Averages, target: _Averages, mean: float, now_s: float, pool: frozenset[str] | None
-    ) -> list[Move]:  # fmt: skip
+    ) -> list[Move] | None:
+        """Returns the moves from the source to the target; None if they must wait until more is known of the two."""
         high, gap = source.slow, source.slow - target.slow
         if source is target or gap < IDLE_POINTS / 2 or high <= mean:
             return []
@@ -354,9 +415,19 @@ class Balancer:
             _Candidate(self._points_at(source, each.load), self._points_of(source, target, each.load), each)
             for each in source.report.bundles if pool in (None, each.allowed) and self._may_move(each, target, now_s)
         ]  # fmt: skip
-        candidates = [each for each in candidates if not costs_more_than_it_brings(each.bundle, each.points)]
+        tolerated = high <= mean * (1 + TOLERATED_HOT_SHARE + source.error) and not _is_cold(target, mean)
+        least = MOVED_POINTS_SHARE_MIN * mean if tolerated else 0.0
+        candidates = [
+            each for each in candidates
+            if each.points >= least and not costs_more_than_it_brings(each.bundle, each.points)
+        ]  # fmt: skip
         candidates.sort(key=lambda each: (-each.points, each.bundle.path))
-        chosen = _choose_moves(candidates, high, target.slow, mean, turns) if candidates and turns > 0 else []
+        if not candidates or turns <= 0:
+            return []
+        settled = source.is_settled and target.is_settled
+        chosen = _choose_moves(candidates, high, target.slow, mean, turns, settled=settled)
+        if chosen is None:
+            return None
         ends = source.report.name, target.report.name
         why = f"{ends[0]} is {high:.0f} % busy, {ends[1]} {target.slow:.0f} %, all {mean:.0f} % in the mean"
         return [self._begin(Move(each.bundle.path, *ends, each.points, why), each.gained) for each in chosen]
@@ -412,16 +483,18 @@ def costs_more_than_it_brings(bundle: MovableBundle, points: float) -> bool:
 class BalancingState:
     """What a broker knows of the balance. `busy`: the share of a core that its process used in the last measurement, in
     points; `busy_since_s`: when that began; `leads`: whether it is the leader; `balancer`: None unless this broker is
-    the leader and the balance is on; `moves` and `failed` count the moves that it has let begin as the leader."""
+    the leader and the balance is on; `moves`, `failed` and `splits` count the moves and the splits of namespaces that
+    it has let begin as the leader; `crowded`: the bundles that were crowded at its last check."""
 
-    __slots__ = ("balancer", "busy", "busy_since_s", "failed", "leads", "moves")
+    __slots__ = ("balancer", "busy", "busy_since_s", "crowded", "failed", "leads", "moves", "splits")
 
     def __init__(self, now_s: float) -> None:
         self.busy = 0.0
         self.busy_since_s = now_s
         self.leads = False
         self.balancer: Balancer | None = None
-        self.moves = self.failed = 0
+        self.moves = self.failed = self.splits = 0
+        self.crowded: Sequence[CrowdedBundle] = ()
 
     def statistics(self) -> dict[str, int]:
         """Returns, by the metric's name: `leader`, 1 if this broker is the leader, else 0; `moves` and `moves_failed`,

@@ -3,8 +3,9 @@ topics.
 
 The hash is CRC32 of the topic's full name (of the partition, where there are partitions). With n bundles, bundle i has
 the hashes i·2³²/n … (i+1)·2³²/n - 1. Its name has its bounds, as in "0x40000000_0x80000000". The upper bound is
-exclusive, except the last one, "0xffffffff" (Pulsar's names). The number of bundles is fixed when the namespace is
-created.
+exclusive, except the last one, "0xffffffff" (Pulsar's names). The number of bundles is chosen when the namespace is
+created, and only ever doubled: each bundle is then two, with half of its hashes each. So the name of a bundle says how
+many there are (`parse_bundle_name`), and no name is used again for other hashes.
 
 Placement (`BundlePlacement`): which broker of a group gets a bundle that no broker owns, or that its owner gives away.
 
@@ -190,6 +191,69 @@ def _find_best_move(
     return None
 
 
+class BundleTraffic(NamedTuple):
+    """What a bundle or a topic carries: loaded topics, producers and consumers, and messages and bytes per second in
+    and out. Also the limits of a bundle: 0 is none."""
+
+    topics: float
+    sessions: float
+    messages_s: float
+    bytes_s: float
+
+
+HOT_TOPIC_SHARE = 0.5
+"""Of what a bundle carries: a topic with so much of it leaves one half nearly as crowded, so that no split helps."""
+CROWDED_CHECKS_MIN = 3
+"""Checks in a row in which a bundle must be crowded before its namespace is split: a peak splits nothing for good."""
+SPLIT_REST_S = 600.0
+"""Seconds between two splits of a namespace: the parts move, and are measured anew."""
+_MEASURES = ("topics", "producers and consumers", "messages a second", "bytes a second")
+
+
+class CrowdedBundle(NamedTuple):
+    """A bundle that carries more than it may. `hot_topic`: the topic to which most of that is due; "" if there is none,
+    so that a split helps."""
+
+    path: str  # of the owner record
+    why: str
+    hot_topic: str = ""
+
+
+def find_crowded_bundle(
+    path: str, carried: BundleTraffic, topics: Mapping[str, BundleTraffic], limits: BundleTraffic
+) -> CrowdedBundle | None:
+    """Returns what is crowded about the bundle at `path`; None: nothing. `topics`: what each of its topics carries."""
+    found: CrowdedBundle | None = None
+    for at, (value, limit) in enumerate(zip(carried, limits, strict=True)):
+        if not 0 < limit < value:
+            continue
+        why = f"{value:,.0f} {_MEASURES[at]}, {limit:,.0f} are the most"
+        hottest = max(topics, key=lambda name: (topics[name][at], name), default="")
+        if not hottest or topics[hottest][at] < HOT_TOPIC_SHARE * value:
+            return CrowdedBundle(path, why)
+        found = CrowdedBundle(path, why, hottest)
+    return found
+
+
+class SplitPlanner:
+    """Decides which namespaces are split, from the bundles that their owners find crowded. `now_s`: monotonic
+    seconds."""
+
+    def __init__(self) -> None:
+        self._checks: dict[str, int] = {}  # in a row in which a namespace had a crowded bundle
+        self._split_s: dict[str, float] = {}
+
+    def plan_splits(self, crowded: Mapping[str, Sequence[CrowdedBundle]], now_s: float) -> list[str]:
+        """Takes the crowded bundles of each namespace, as found by all brokers in this check. Returns the namespaces to
+        split now, and counts them as split. Bundles with a hot topic do not count."""
+        able = {name for name, bundles in crowded.items() if any(not each.hot_topic for each in bundles)}
+        self._checks = {name: self._checks.get(name, 0) + 1 for name in able}
+        self._split_s = {name: at_s for name, at_s in self._split_s.items() if now_s - at_s < SPLIT_REST_S}
+        due = sorted(name for name in able - set(self._split_s) if self._checks[name] >= CROWDED_CHECKS_MIN)
+        self._split_s.update(dict.fromkeys(due, now_s))
+        return due
+
+
 HASH_RANGE = 1 << 32
 BUNDLES_PER_NAMESPACE_MAX = 1 << 12
 
@@ -208,6 +272,29 @@ def compute_bundle_number(full: str, bundles: int) -> int:
     """Returns the number (from 0) of the bundle to which the topic with the full name `full` belongs, in a namespace
     with `bundles` bundles."""
     return crc32(full.encode()) * bundles // HASH_RANGE
+
+
+def parse_bundle_name(name: str) -> tuple[int, int]:
+    """Returns (the number of the bundle from 0, how many bundles the namespace has) of a name that `make_bundle_name`
+    has made. Raises ValueError for another text."""
+    low, separator, high = name.partition("_")
+    first, end = int(low, 16), int(high or "x", 16)
+    size = end + (end == HASH_RANGE - 1) - first
+    bundles = round(HASH_RANGE / size) if size > 0 and separator else 0
+    number = first * bundles // HASH_RANGE
+    if not 0 <= number < bundles <= BUNDLES_PER_NAMESPACE_MAX or make_bundle_name(number, bundles) != name:
+        raise ValueError(f"{name!r} is no name of a bundle")
+    return number, bundles
+
+
+def list_bundle_parts(name: str, bundles: int) -> list[str]:
+    """Returns the names of the bundles that a bundle is divided into, in a namespace with `bundles` bundles by now;
+    [name] if it is one of them, [] if it is no bundle from which these came."""
+    number, before = parse_bundle_name(name)
+    parts, rest = divmod(bundles, before)
+    if rest or parts.bit_count() != 1:
+        return []
+    return [make_bundle_name(number * parts + part, bundles) for part in range(parts)]
 
 
 @lru_cache(maxsize=BUNDLES_PER_NAMESPACE_MAX)

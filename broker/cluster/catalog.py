@@ -21,11 +21,13 @@ from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import (
     CursorRecord,
+    Feature,
     MetadataRecord,
     NamespaceRecord,
     PartitionedRecord,
     TenantRecord,
     TopicRecord,
+    may_write_feature,
 )
 from ...metadata.store import (
     NODE_ABSENT,
@@ -59,7 +61,7 @@ from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import World
 from ..common.refusals import check_incarnation
 from ..common.retry import LastMetadataAnswers
-from .bundles_core import BUNDLES_PER_NAMESPACE_MAX
+from .bundles_core import BUNDLES_PER_NAMESPACE_MAX, list_bundle_parts
 
 PARTITIONS_MAX = 10_000
 """Most partitions of one topic."""
@@ -122,7 +124,8 @@ class CatalogLimits(NamedTuple):
 NO_CATALOG_LIMITS = CatalogLimits()
 NAMESPACE_CACHE_TTL_S = 1.0
 """Seconds for which a namespace record is cached. If the namespace is deleted and created again with other bundles, a
-topic may have two owners for so long: they take it over from each other, and nothing worse happens."""
+topic may have two owners for so long: they take it over from each other, and nothing worse happens. After a split a
+broker may ask for an old bundle for so long: it has its owner, or is not taken (broker/cluster/ownership.py)."""
 
 
 class Catalog:
@@ -206,14 +209,14 @@ class Catalog:
             raise NamespaceNotFound(f"namespace {name} does not exist", namespace=name)
         return found[0]
 
-    async def get_cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
+    async def get_cached_namespace(self, name: NamespaceName, *, reload: bool = False) -> NamespaceRecord:
         """Returns the record of a namespace, which was read at most NAMESPACE_CACHE_TTL_S seconds ago. Callers must use
-        only its number of bundles, which never changes while the namespace exists. While the metadata does not answer,
-        returns the last known record (`LastMetadataAnswers`); if none is known, raises the errors of
-        `get_namespace`."""
+        only its number of bundles, which may be the one before a split. While the metadata does not answer, returns the
+        last known record (`LastMetadataAnswers`); if none is known, raises the errors of `get_namespace`. `reload`:
+        reads the record now."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
-        if record is None or now >= until:
+        if record is None or now >= until or reload:
             self._known.pop(name, None)
             record = await self._last_namespaces.read_or_get_last(name, lambda: self.get_namespace(name))
             self._known[name] = record, now + NAMESPACE_CACHE_TTL_S
@@ -235,18 +238,52 @@ class Catalog:
         await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """Replaces the record of a namespace, except its number of bundles, which never changes: in `record` it is the
-        same, or 0. Raises TenantNotFound or NamespaceNotFound if there is no such namespace; InvalidRequest if a number
-        in `record` is out of bounds, or the number of bundles another one. Raises the errors of the metadata, too."""
-        found = await self.get_namespace(name)
-        if record.bundles not in (0, found.bundles):
-            raise InvalidRequest(
-                f"namespace {name} has {found.bundles} bundles for good, and cannot get {record.bundles}: the number is"
-                " chosen when a namespace is created"
-            )
-        record = msgspec.structs.replace(record, bundles=found.bundles)
-        _check(record)
-        await put_record(self._store, paths.namespace(name.tenant, name.namespace), record)
+        """Replaces the record of a namespace, except its number of bundles, which only `split_bundles` changes: in
+        `record` it is the same, or 0. Raises TenantNotFound or NamespaceNotFound if there is no such namespace;
+        InvalidRequest if a number in `record` is out of bounds, or the number of bundles another one. Raises the errors
+        of the metadata, too."""
+
+        def replace(found: NamespaceRecord | None) -> NamespaceRecord:
+            if found is None:
+                raise NamespaceNotFound(f"namespace {name} does not exist", namespace=name)
+            if record.bundles not in (0, found.bundles):
+                raise InvalidRequest(
+                    f"namespace {name} has {found.bundles} bundles, and an update does not make them {record.bundles}: "
+                    "'magnetar namespaces split-bundles' doubles the number"
+                )
+            mine = msgspec.structs.replace(record, bundles=found.bundles, splits=found.splits)
+            _check(mine)
+            return mine
+
+        await self.get_namespace(name)
+        await update_record(self._store, paths.namespace(name.tenant, name.namespace), NamespaceRecord, replace)
+
+    async def split_bundles(self, name: NamespaceName, bundles: int = 0) -> NamespaceRecord:
+        """Doubles the number of a namespace's bundles, until there are `bundles`; 0: once. Returns its record. No
+        bundle changes its owner. Does nothing if there are so many already. Raises TenantNotFound or NamespaceNotFound
+        if there is no such namespace; InvalidRequest if the number cannot become `bundles` by doubling, or is above
+        BUNDLES_PER_NAMESPACE_MAX; NotAllowed until the cluster's upgrade is finished; Busy if bundles of a deleted
+        namespace of this name still have owners. Raises the errors of the metadata, too."""
+        if not may_write_feature(Feature.SPLIT_BUNDLES):
+            raise NotAllowed("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")
+        before = await self.get_namespace(name)
+        wanted = bundles or 2 * before.bundles
+        _check_split(name, before.bundles, wanted)
+        folder = paths.bundle_owner(name.tenant, name.namespace, "").rstrip("/")
+        for each in await self._store.children(folder):
+            if not _is_bundle_of(each, before):
+                raise Busy(f"bundle {each} of a deleted namespace {name} still has an owner: unload it first")
+
+        def double(found: NamespaceRecord | None) -> NamespaceRecord:
+            if found is None:
+                raise NamespaceNotFound(f"namespace {name} does not exist", namespace=name)
+            _check_split(name, found.bundles, wanted)
+            more = (wanted // found.bundles).bit_length() - 1
+            return msgspec.structs.replace(found, bundles=wanted, splits=found.splits + more)
+
+        path = paths.namespace(name.tenant, name.namespace)
+        await update_record(self._store, path, NamespaceRecord, double)
+        return await self.get_cached_namespace(name, reload=True)
 
     async def delete_namespace(self, name: NamespaceName) -> None:
         """Deletes a namespace with its policies and access rights. Raises TenantNotFound or NamespaceNotFound if there
@@ -684,6 +721,23 @@ def _check_number(limit: int, there: int, more: int, where: str, what: str) -> N
     """Raises NotAllowed if there would be more than `limit` (0: any number is allowed)."""
     if limit and there + more > limit:
         raise NotAllowed(f"{where} has {there} {what}, and {more} more are above the {limit} that it may have")
+
+
+def _check_split(name: NamespaceName, bundles: int, wanted: int) -> None:
+    times, rest = divmod(wanted, bundles)
+    if rest or times.bit_count() != 1:
+        raise InvalidRequest(f"namespace {name} has {bundles} bundles, which are doubled: they cannot become {wanted}")
+    if wanted > BUNDLES_PER_NAMESPACE_MAX:
+        raise InvalidRequest(f"namespace {name} has {bundles} bundles, and may have {BUNDLES_PER_NAMESPACE_MAX}")
+
+
+def _is_bundle_of(bundle: str, record: NamespaceRecord) -> bool:
+    """Returns whether a namespace with this record has the bundle, or had it before it was split."""
+    try:
+        parts = list_bundle_parts(bundle, record.bundles)
+    except ValueError:
+        return True  # of another program
+    return 0 < len(parts) <= 1 << record.splits
 
 
 def _check(record: NamespaceRecord) -> None:

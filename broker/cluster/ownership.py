@@ -35,6 +35,22 @@ certainly an assignment or a record of an earlier session; no other request is j
 that is being created would let another broker take the bundle, while this broker believes that it owns it.) Guard:
 tests/broker/cluster/test_ownership.py.
 
+A namespace is split by one commit that doubles the number in its record (`Catalog.split_bundles`). No owner record
+changes, and no topic closes: the owner of a bundle owns its parts, which inherit its record until it divides them
+(`Ownership.divide_bundles`: one commit replaces its record by one for each part). It does so when it is told, or asked
+for a topic. So a topic has at each moment at most one bundle with an owner record, of whatever number:
+
+    a record is created where there was none   in a commit that checks the version of the namespace's record, whose
+                                               number of bundles was just read, and is that of the bundle
+    a record of a part is created              also after a look for records of the bundles that it came from: there was
+                                               none, and none can come any more
+    a record is replaced                       by its broker, its heir, or one that finds the heir gone: in one commit
+
+A broker that knows an old number asks for an old bundle: it finds the record that the parts inherit, which is right; or
+none, and then the number in the metadata (`BundlesChanged`). It does not take the bundle. Nor does one that takes its
+bundles again in a new session: what was split meanwhile it takes in parts. The name of a bundle says the number, so it
+never means two ranges. Guarding tests: tests/broker/cluster/test_split.py.
+
 `LastReadServerLists` has the brokers and bookies of the cluster as the metadata lists them, or, while the metadata does
 not answer, as it listed them last.
 
@@ -92,10 +108,12 @@ from ...metadata.records import (
 from ...metadata.session import MetadataResponsiveness
 from ...metadata.store import (
     NODE_ABSENT,
+    CheckNodeVersion,
     CommitOperation,
     DeleteNode,
     MetadataStore,
     PutNode,
+    VersionedValue,
     check_format_after_registration,
     commit_in_parts,
     get_readable_record,
@@ -108,7 +126,14 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.clock import Clock
 from ...runtime.tasks import run_to_end
 from ..common.retry import SharedCallsByKey
-from .bundles_core import BrokerLoadReport, BundlePlacement, find_topic_bundle_number, make_bundle_name
+from .bundles_core import (
+    BrokerLoadReport,
+    BundlePlacement,
+    find_topic_bundle_number,
+    list_bundle_parts,
+    make_bundle_name,
+    parse_bundle_name,
+)
 from .isolation_core import BrokerIsolation, IsolationTracker
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -244,6 +269,16 @@ async def list_bundle_owners(store: MetadataStore, namespace: NamespaceName) -> 
 # ----------------------------------------------------------------------------------------------------- ownership
 
 
+class BundlesChanged(Unavailable):
+    """Raised when a broker asks for a bundle of a namespace that has been split since, and that has no owner."""
+
+    def __init__(self, path: str, bundles: int) -> None:
+        super().__init__(f"{path}: the namespace was split and has {bundles} bundles; try again")
+        self.bundles = bundles
+
+
+PARTS_DIVIDED_AT_ONCE = 64
+"""Most parts into which one commit divides a bundle."""
 OWNERSHIP_ATTEMPTS_MAX = 10
 """Attempts to read or create an owner record: one fails only if a broker took or released the bundle in between."""
 
@@ -269,6 +304,22 @@ For as long the owner of a bundle is answered again: a client that comes late to
 there, and looks it up again."""
 BROKERS_LISTED_ANEW_MAX = 20
 REMEMBERED_ANSWERS_MAX = 10_000
+
+
+class _Division(NamedTuple):
+    """A commit that divides a bundle, and whose outcome is not known yet."""
+
+    path: str  # of the bundle
+    bundles: int  # of which the parts are
+
+
+class _NumberOfBundles(NamedTuple):
+    """What the number of a namespace's bundles is checked by. `splits`: how often it was doubled."""
+
+    checks: Sequence[CommitOperation]
+    splits: int
+
+
 BUNDLE_MOVE_WAIT_S = 1.0
 """Seconds that the opening of a topic waits at its next owner for the end of the move; then its client looks it up."""
 
@@ -276,8 +327,10 @@ BUNDLE_MOVE_WAIT_S = 1.0
 class Ownership:
     """Keeps the list of bundles that this broker owns, takes bundles and gives them away, and finds the owners of other
     bundles. `me`: the registration of this broker; `lost`: True when the ownership has ended, so that this broker owns
-    nothing any more; `leaving`: how many bundles are being given up, while their topics close. A method that reads or
-    changes the metadata also raises the errors of the metadata."""
+    nothing any more; `leaving`: how many bundles are being given up, while their topics close; `on_divided`: a function
+    that is called when the parts of a bundle have taken its place, with the path of its owner record and the number of
+    bundles of which the parts are. A method that reads or changes the metadata also raises the errors of the metadata.
+    """
 
     def __init__(
         self, store: MetadataStore, me: BrokerRecord, rng: random.Random, clock: Clock,
@@ -296,11 +349,13 @@ class Ownership:
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
         # waits for their end, by path of the owner record
         self._moves: SharedCallsByKey[str, BrokerRecord] = SharedCallsByKey()
+        self._dividing: dict[str, _Division] = {}  # by path of a part
         self._listings: SharedCallsByKey[None, list[BrokerRecord]] = SharedCallsByKey()
         self._listed: list[BrokerRecord] = []
         self._listed_s = -math.inf
         self._answers: dict[str, tuple[BrokerRecord, float]] = {}  # by path: an owner, and until when it is answered
         self._registering = asyncio.Lock()
+        self.on_divided: Callable[[str, int], None] = lambda _path, _bundles: None
         self.lost = False
         self.leaving = 0  # bundles that are being given up: their topics close
 
@@ -432,9 +487,18 @@ class Ownership:
             if self.is_owned(path):
                 return self.me
             found = await get_record(self._store, path, OwnerRecord)
+            if (division := self._dividing.get(path)) is not None:  # the record may be of the commit that divides
+                await self._divide(division.path, division.bundles)
+            if division is not None or self.is_owned(path):
+                continue
             if found is None:
+                number = await self._check_number_of_bundles(path)
+                if (owner := await self._find_owner_before_split(path, what, number.splits)) is not None:
+                    if owner.name == self.me.name:
+                        continue
+                    return owner
                 chosen = await self._choose(path)
-                if await self._write_owner(path, chosen, NODE_ABSENT):
+                if await self._write_owner(path, chosen, NODE_ABSENT, number.checks):
                     return chosen
                 continue
             record, version = found
@@ -454,6 +518,105 @@ class Ownership:
             if await self._write_owner(path, chosen, version):
                 return chosen
         raise Unavailable(f"the owner of {what} changes all the time; try again")
+
+    async def _check_number_of_bundles(self, path: str) -> _NumberOfBundles:
+        """Returns what a commit must check that creates the owner record at `path`. Raises BundlesChanged if the
+        namespace has another number of bundles by now."""
+        place = paths.parse_bundle_owner(path)
+        if place is None:
+            return _NumberOfBundles((), 0)  # of a coordinator
+        name = NamespaceName.parse(place[0])
+        record_path = paths.namespace(name.tenant, name.namespace)
+        found = await get_record(self._store, record_path, NamespaceRecord)
+        if found is None:
+            return _NumberOfBundles((CheckNodeVersion(record_path, NODE_ABSENT),), 0)
+        if found[0].bundles != parse_bundle_name(place[1])[1]:
+            raise BundlesChanged(path, found[0].bundles)
+        return _NumberOfBundles((CheckNodeVersion(record_path, found[1]),), found[0].splits)
+
+    async def _find_record_before_split(self, path: str, splits: int) -> tuple[str, VersionedValue] | None:
+        """Returns (path, node) of the owner record that the bundle at `path` inherits; None if there is none. `splits`:
+        of the namespace."""
+        folder, _, bundle = path.rpartition("/")
+        for split in range(1, splits + 1):
+            number, bundles = parse_bundle_name(bundle)
+            before = f"{folder}/{make_bundle_name(number >> split, bundles >> split)}"
+            if (node := await self._store.get(before)) is not None:
+                return before, node
+        return None
+
+    async def _find_owner_before_split(self, path: str, what: str, splits: int) -> BrokerRecord | None:
+        """Returns the owner of the bundle from which the one at `path` came; None if that has none. If it is this
+        broker, divides that bundle. Also returns this broker if the caller must look for a record at `path` again."""
+        found = await self._find_record_before_split(path, splits)
+        if found is None:
+            return None
+        try:
+            owner = await self._find_owner(found[0], what)
+        except BundlesChanged:  # it was divided or released at this moment
+            return self.me
+        if owner.name == self.me.name:
+            await self._divide(found[0], parse_bundle_name(path.rpartition("/")[2])[1])
+        return owner
+
+    async def divide_bundles(self, name: NamespaceName, record: NamespaceRecord) -> None:
+        """Divides the bundles of a namespace that this broker has owned since before a split. `record`: that of the
+        namespace, as it was just read. Topics stay loaded."""
+        for path in self.list_owned_bundle_paths(name):
+            await self._divide(path, record.bundles)
+
+    async def _divide(self, path: str, bundles: int) -> None:
+        """Divides the bundle at `path`, if this broker owns it, and it is not one of `bundles` bundles already."""
+        async with self._asking[path]:
+            parts = _list_part_paths(path, bundles)
+            while path in self._owned and not self.lost and len(parts) > 1:
+                if len(parts) > PARTS_DIVIDED_AT_ONCE:
+                    bundles //= 2
+                    parts = _list_part_paths(path, bundles)
+                    continue
+                await run_to_end(self._replace_by_parts(path, parts, bundles))
+                return
+
+    async def _replace_by_parts(self, path: str, parts: Sequence[str], bundles: int) -> None:
+        values = [self._make_own_record(part) for part in parts]
+        found = await get_record(self._store, path, OwnerRecord)
+        if found is None and parts[0] in self._dividing and await self._has_value(parts[0], values[0]):
+            self._take_parts(path, parts, bundles)  # an earlier attempt got no answer
+            return
+        if found is None or found[0].broker != self.me.name or found[0].assigned_by:
+            return  # of a session that was lost: `reclaim_bundles` decides
+        self._dividing.update(dict.fromkeys(parts, _Division(path, bundles)))
+        operations = [PutNode(part, value, NODE_ABSENT, ephemeral=True)
+                      for part, value in zip(parts, values, strict=True)]  # fmt: skip
+        try:
+            await self._store.commit([DeleteNode(path, found[1]), *operations])
+        except BadVersion:  # this broker's session was lost, or ends: who asks next decides
+            self._forget_division(parts)
+            return
+        except MagnetarError as error:
+            if error.definite:
+                self._forget_division(parts)
+                raise
+            if not await self._has_value(parts[0], values[0]):
+                raise
+        self._take_parts(path, parts, bundles)
+
+    async def _has_value(self, path: str, value: bytes) -> bool:
+        node = await self._store.get(path)
+        return node is not None and node.value == value
+
+    def _forget_division(self, parts: Sequence[str]) -> None:
+        for part in parts:
+            self._dividing.pop(part, None)
+
+    def _take_parts(self, path: str, parts: Sequence[str], bundles: int) -> None:
+        taken_s = self._owned.pop(path)
+        self._owned.update(dict.fromkeys(parts, taken_s))
+        self._forget_division(parts)
+        self.on_divided(path, bundles)
+
+    def _make_own_record(self, path: str) -> bytes:
+        return encode_record(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
 
     async def _choose(self, path: str) -> BrokerRecord:
         """Returns the broker that should own the object without an owner at `path`: this one if there is no better."""
@@ -542,14 +705,17 @@ class Ownership:
             for each in await list_brokers(self._store)
         )
 
-    async def _write_owner(self, path: str, owner: BrokerRecord, version: int) -> bool:
+    async def _write_owner(
+        self, path: str, owner: BrokerRecord, version: int, checks: Sequence[CommitOperation] = ()
+    ) -> bool:
         """Makes the owner record, in place of the one of that version (NODE_ABSENT: there is none). Returns False if
-        another broker changed the record before, or if it is not known whether the record is written."""
+        another broker changed the record before, if one of the `checks` of its commit failed, or if it is not known
+        whether the record is written."""
         given = "" if owner.name == self.me.name else self.me.name
         value = encode_record(OwnerRecord(broker=owner.name, endpoint=owner.endpoint, assigned_by=given), path)
         try:
             if version == NODE_ABSENT:
-                await self._store.put(path, value, NODE_ABSENT, ephemeral=True)
+                await self._store.commit([*checks, PutNode(path, value, NODE_ABSENT, ephemeral=True)])
             else:  # a new node: an ephemeral one stays in the session that made it
                 await self._store.commit([DeleteNode(path, version), PutNode(path, value, NODE_ABSENT, ephemeral=True)])
         except (NodeExists, BadVersion):
@@ -568,17 +734,35 @@ class Ownership:
         """Takes the bundles of this broker again, in a new metadata session. A bundle that another broker owns by now
         is given up. Raises Unavailable if the owner record of a bundle keeps changing, and the errors of the metadata.
         After any error the caller must repeat the call."""
-        for path in list(self._owned):
-            if not await self._reclaim_path(path):
+        reclaimed = set[str]()
+        while left := [path for path in self._owned if path not in reclaimed]:  # what is divided meanwhile, too
+            for path in left:
+                reclaimed.add(path)
+                async with self._asking[path]:  # a division of it ends before
+                    await self._reclaim_bundle(path)
+
+    async def _reclaim_bundle(self, path: str) -> None:
+        try:
+            if path in self._owned and not await self._reclaim_path(path):
                 del self._owned[path]
+        except BundlesChanged as changed:
+            self._take_parts(path, _list_part_paths(path, changed.bundles), changed.bundles)
 
     async def _reclaim_path(self, path: str) -> bool:
-        mine = encode_record(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
+        mine = self._make_own_record(path)
         for _ in range(OWNERSHIP_ATTEMPTS_MAX):
             node = await self._store.get(path)
             if node is not None and node.value != mine:
                 return False
-            there = [] if node is None else [DeleteNode(path, node.version)]  # of the session that was lost
+            there: Sequence[CommitOperation]
+            if node is None:
+                number = await self._check_number_of_bundles(path)
+                before = await self._find_record_before_split(path, number.splits)
+                if before is not None and before[1].value != self._make_own_record(before[0]):
+                    return False
+                there = [*number.checks, *([DeleteNode(before[0], before[1].version)] if before else [])]
+            else:
+                there = [DeleteNode(path, node.version)]  # of the session that was lost
             try:
                 await self._store.commit([*there, PutNode(path, mine, NODE_ABSENT, ephemeral=True)])
             except BadVersion:
@@ -677,6 +861,13 @@ def _say_none_allowed(path: str, isolation: BrokerIsolation, available: Sequence
         "bundles has them: start such a broker, or change the policy ('magnetar namespaces get-broker-isolation')",
         labels=",".join(isolation.primary),
     )  # fmt: skip
+
+
+def _list_part_paths(path: str, bundles: int) -> list[str]:
+    """Returns the paths of the owner records of the parts of a bundle, in a namespace with `bundles` bundles; [path] if
+    it is one of them; [] if it is none from which these came."""
+    folder, _, bundle = path.rpartition("/")
+    return [f"{folder}/{each}" for each in list_bundle_parts(bundle, bundles)]
 
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:

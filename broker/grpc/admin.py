@@ -290,6 +290,13 @@ class AdminService:
     async def delete_namespace(self, request: wire.DeleteRequest, context: CallContext) -> None:
         await self._administration.delete_namespace(NamespaceName.parse(request.name), force=request.force)
 
+    async def split_bundles(self, request: wire.SplitBundlesRequest, context: CallContext) -> values.SplitBundles:
+        name = NamespaceName.parse(request.name)
+        return values.SplitBundles(
+            str(name),
+            await self._administration.split_bundles(name, request.bundles, bundle=request.bundle, here=request.here),
+        )
+
     async def unload_namespace(self, request: wire.UnloadNamespaceRequest, context: CallContext) -> values.Unloaded:
         name = NamespaceName.parse(request.namespace)
         return await self._administration.unload_namespace(

@@ -60,11 +60,12 @@ from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import AccessGrants, Authorizer
 from ..cluster.balance_core import BalancingState
-from ..cluster.bundles_core import make_bundle_name
+from ..cluster.bundles_core import BundleTraffic, list_bundle_parts, make_bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits, TopicLimits
 from ..cluster.isolation_core import BrokerIsolation, read_isolation
 from ..cluster.orphans import Orphan, OrphanSearchResult, delete_orphans, find_orphans
 from ..cluster.ownership import (
+    BundlesChanged,
     LastReadServerLists,
     Ownership,
     RegisteredServers,
@@ -306,6 +307,7 @@ class TopicManager:
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
         self._loading: SharedCallsByKey[str, Topic] = SharedCallsByKey()
+        self._opening: set[Topic] = set()
         self._skipping: Counter[str] = Counter()  # running `skip_lost` calls by topic; it is not loaded meanwhile
         self.readiness = BrokerReadinessCheck(
             config, world.clock, lambda: self._session.ledgers if self._session and self._session.settled else None
@@ -346,6 +348,7 @@ class TopicManager:
             await session.close()
             raise
         session.catalog.auto_creation = self.auto_topic_creation
+        session.ownership.on_divided = partial(self._divide_topics, session.ownership)
         self._session = session
         if self.config.share_group:
             session.tasks.spawn(self._connect_bookies(session), "broker-connects")
@@ -668,7 +671,30 @@ class TopicManager:
             return session.ownership.me
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
+        return (await self._find_bundle(session, name))[1]
+
+    async def _find_bundle(
+        self, session: _OwnershipSession, name: TopicName, *, opens: bool = False
+    ) -> tuple[str, BrokerRecord]:
+        """Returns (the path of the owner record of the topic's bundle, its owner), as `Ownership.find_owner` does."""
+        namespace = await session.catalog.get_cached_namespace(name.namespace_name)
+        path = session.ownership.owner_record_path(name, namespace)
+        if session.ownership.is_owned(path):
+            return path, session.ownership.me
+        try:
+            return path, await session.ownership.find_owner(name, namespace, opens=opens)
+        except BundlesChanged:
+            namespace = await session.catalog.get_cached_namespace(name.namespace_name, reload=True)
+            path = session.ownership.owner_record_path(name, namespace)
+            return path, await session.ownership.find_owner(name, namespace, opens=opens)
+
+    def _divide_topics(self, ownership: Ownership, path: str, bundles: int) -> None:
+        """Lets the topics of a bundle that was divided belong to its parts."""
+        before, divided = ownership.make_owner_check(path), NamespaceRecord(bundles=bundles)
+        for topic in (*self.loaded.values(), *self._opening):
+            if topic.owned is before:
+                topic.owned = ownership.make_owner_check(ownership.owner_record_path(topic.name, divided))
+        _LOG.info("%s is divided: its namespace has %d bundles", path, bundles)
 
     async def report_load(self, busy_percent: int) -> None:
         """Stores the current load of this broker in the metadata, if it has changed enough. Bundles are distributed
@@ -772,18 +798,17 @@ class TopicManager:
             await asyncio.wait([ending])
         if name.full in self._skipping:
             raise Unavailable(f"lost entries of topic {name} are being passed over; try again", topic=name)
-        namespace = await session.catalog.get_cached_namespace(name.namespace_name)
-        ownership, path = session.ownership, session.ownership.owner_record_path(name, namespace)
-        if not ownership.is_owned(path):
-            owner = await ownership.find_owner(name, namespace, opens=True)
-            if owner.name != self.name:
-                raise _served_by(name, owner)
+        ownership, applied = session.ownership, await session.policies.get_applied_policies(name)
+        path, owner = await self._find_bundle(session, name, opens=True)
+        if owner.name != self.name:
+            raise _served_by(name, owner)
         topic = Topic(
-            self.world, session.ledgers, self.config, name, await session.policies.get_applied_policies(name),
+            self.world, session.ledgers, self.config, name, applied,
             session.storage if name.persistent else NonPersistentStorage(self.world, self.config), rates=self._rates,
             owned=ownership.make_owner_check(path), settled=session.is_settled, on_lost=self._lost,
             coordinators=session.transactions,
         )  # fmt: skip
+        self._opening.add(topic)  # its bundle may be divided meanwhile
         try:
             async with self._turns.make_load_turn(name.full):
                 begun_s = self.world.clock.monotonic()
@@ -792,10 +817,12 @@ class TopicManager:
             if self._throttle.should_log(error):
                 _LOG.warning("topic %s does not open: %s", name, error)
             raise
+        finally:
+            self._opening.discard(topic)
         if self._session is not session or not topic.owned():
             await topic.close()
             if self._session is session and session.settled:  # if it moves: once the next owner is decided
-                owner = await ownership.find_owner(name, namespace)
+                _, owner = await self._find_bundle(session, name)
                 if owner.name != self.name:
                     raise _served_by(name, owner)
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
@@ -853,7 +880,8 @@ class TopicManager:
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        ownership, record = session.ownership, await self._get_namespace_with_bundle(name, bundle)
+        await self._get_namespace_with_bundle(name, bundle)
+        ownership = session.ownership
         topics = bundles = 0
         for path in ownership.list_owned_bundle_paths(name):
             if not path.endswith(bundle):
@@ -862,9 +890,8 @@ class TopicManager:
 
             async def unload(path: str = path, going: list[Topic] = going) -> None:
                 await self._wait_idle_unloaded()
-                going += [
-                    topic for topic in self.loaded.values() if ownership.owner_record_path(topic.name, record) == path
-                ]
+                is_of_bundle = ownership.make_owner_check(path)
+                going += [topic for topic in self.loaded.values() if topic.owned is is_of_bundle]
                 for start in range(0, len(going), TOPICS_CHECKED_AT_ONCE):
                     await run_together(
                         [self._unload(topic) for topic in going[start : start + TOPICS_CHECKED_AT_ONCE]], "topic-unload"
@@ -896,24 +923,51 @@ class TopicManager:
                 await turns.begin_slice()
         return found
 
+    def list_topic_traffic(self, path: str) -> dict[str, BundleTraffic]:
+        """Returns what each loaded topic of the bundle with the owner record at `path` carries, by its full name. The
+        rates are those of the last survey. Raises Unavailable without an ownership session."""
+        is_of_bundle = self._open().ownership.make_owner_check(path)
+        return {
+            topic.name.full: BundleTraffic(
+                1, len(topic.producers) + sum(len(each.consumers) for each in topic.subscriptions.values()),
+                (rates := topic.traffic.walked_rates).messages_in + rates.messages_out,
+                rates.bytes_in + rates.bytes_out,
+            )
+            for topic in self.loaded.values() if topic.owned is is_of_bundle
+        }  # fmt: skip
+
     def measure_owned_s(self, path: str) -> float:
         """Returns for how many seconds this broker has owned the bundle whose owner record is at `path`. Returns 0.0 if
         it does not own it. Raises Unavailable without an ownership session."""
         return self._open().ownership.measure_owned_s(path)
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
-        """Returns the owner records of the bundles of a namespace that have an owner, by bundle. If `bundle` is not
-        empty, returns only the record of this bundle. Raises InvalidRequest if the namespace has no such bundle, and
-        the errors of `Catalog.get_namespace`."""
-        await self._get_namespace_with_bundle(name, bundle)
+        """Returns the owner records of the bundles of a namespace that have an owner, by bundle; parts of a bundle that
+        its owner has not divided yet have its record. If `bundle` is not empty, returns only the record of this bundle.
+        Raises InvalidRequest if the namespace has no such bundle, and the errors of `Catalog.get_namespace`."""
+        record = await self._get_namespace_with_bundle(name, bundle)
         found = await list_bundle_owners(self._open().metadata, name)
-        return {each: owner for each, owner in found.items() if bundle in ("", each)}
+        parts = {part: owner for each, owner in found.items() for part in list_bundle_parts(each, record.bundles)}
+        return {each: owner for each, owner in parts.items() if bundle in ("", each)}
+
+    async def divide_bundles(self, name: NamespaceName, bundle: str = "") -> int:
+        """Divides the bundles of a namespace that this broker has owned since before the namespace was split. Returns
+        the number of bundles of the namespace. Raises InvalidRequest if it has no bundle `bundle`; Unavailable without
+        a metadata session; and the errors of `Catalog.get_namespace`."""
+        if not self._open().settled:
+            raise Unavailable(_UNSETTLED)
+        return (await self._get_namespace_with_bundle(name, bundle)).bundles
 
     async def _get_namespace_with_bundle(self, name: NamespaceName, bundle: str) -> NamespaceRecord:
-        record = await self._open().catalog.get_namespace(name)
+        """Reads and returns the record of a namespace. Divides the bundles of this broker if it was split. Raises
+        InvalidRequest if it has no such bundle; "": any."""
+        session = self._open()
+        record = await session.catalog.get_cached_namespace(name, reload=True)
         known = [make_bundle_name(number, record.bundles) for number in range(record.bundles)]
         if bundle and bundle not in known:
             raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
+        if record.splits:
+            await session.ownership.divide_bundles(name, record)
         return record
 
     async def _unload(self, topic: Topic, error: MagnetarError | None = None) -> None:

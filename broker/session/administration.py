@@ -48,6 +48,7 @@ from ...proto.statistics import BrokerInfo, ForgottenTransaction, LostOfSubscrip
 from ...proto.translation import convert_reply, make_request
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import Endpoint, World, find_rpc
+from ...runtime.tasks import run_together
 from ..cluster.bundles_core import compute_bundle_number
 from ..cluster.ownership import (
     accepts_assigned_bundles,
@@ -295,6 +296,33 @@ class Administration:
             for each in bundles
         ]
 
+    async def split_bundles(
+        self, name: NamespaceName, bundles: int = 0, *, bundle: str = "", here: bool = False
+    ) -> int:
+        """Doubles the number of a namespace's bundles, until there are `bundles`; 0: once. Then lets the owner of each
+        bundle divide it; one that does not answer does so when it is asked for a topic. No topic moves or closes.
+        Returns the number of bundles. `bundle`: the name of one, of which there are to be twice as many; `here`: only
+        divides the bundles of this broker, if the namespace was split before. Raises InvalidRequest if the namespace
+        has no such bundle, and the errors of `Catalog.split_bundles`."""
+        present = await self._broker.divide_bundles(name, bundle)
+        if here:
+            return present
+        if bundle:
+            bundles = 2 * present
+        record = await self._broker.catalog.split_bundles(name, bundles)
+        owners = {each.broker for each in (await self._broker.list_bundle_owners(name)).values()}
+
+        async def divide(owner: BrokerRecord) -> None:
+            try:
+                asked: dict[str, Any] = {"name": str(name), "here": True}
+                await call_operation_at_broker(self._broker.world, owner.endpoint, op.SPLIT_BUNDLES, **asked)
+            except MagnetarError as error:
+                _LOG.info("broker %s divides its bundles of namespace %s later: %s", owner.name, name, error)
+
+        others = [each for each in await self._broker.list_brokers() if each.name in owners - {self._broker.name}]
+        await run_together([divide(each) for each in others], "split-bundles")
+        return record.bundles
+
     # ------------------------------------------------------------------ permissions
     async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:
         """Returns the permissions that are granted on a namespace, or on one topic; those of a topic do not include the
@@ -425,7 +453,7 @@ class Administration:
         broker = self._broker
         try:
             stored = await broker.catalog.list_topics(name, partitions=True)
-            bundles = (await broker.catalog.get_cached_namespace(name)).bundles
+            bundles = (await broker.catalog.get_namespace(name)).bundles  # read now: parts may have other owners
         except NotFound:
             return []
         of_bundle: dict[int, list[str]] = {}

@@ -15,8 +15,11 @@ A second leader, such as one whose session has ended without its knowledge, is h
 gives it away, and a broker that does not own the bundle (any more) answers that it has moved nothing. A leader whose
 process was stopped (a check took longer than BALANCE_CHECK_INTERVAL_S) plans nothing before it has asked again who
 leads. When a leader dies, the moves that it has begun end at their owners; the next leader begins with its averages. A
-move that fails is logged, and its bundle rests. While the setting `balance` is off, nothing is planned, and averages
-begin anew after it. Guarding tests: tests/broker/cluster/test_automatic_balance.py, tests/balance/.
+move that fails is logged, and its bundle rests. The leader also splits namespaces whose bundles their owners find
+crowded (settings `split_bundle_…`) in CROWDED_CHECKS_MIN checks in a row, to `split_bundles_max` bundles; one topic to
+which most of a bundle is due is shown (`describe_balance`), and nothing is split for it. While the setting `balance` is
+off, nothing is planned, and averages begin anew after it. Guarding tests:
+tests/broker/cluster/test_automatic_balance.py, tests/balance/.
 
 When asked (`balance_brokers`). `plan_balance` is no plan of the core: it equalizes what is measured now, idle topics
 too, without averages, rests and thresholds.
@@ -50,6 +53,8 @@ from ...proto.statistics import (
     BrokerScore,
     BundleMove,
     BundleRow,
+    CrowdedBundleRow,
+    HotTopic,
     MeasuredBundle,
     MeasuredLoad,
 )
@@ -62,7 +67,15 @@ from ..cluster.balance_core import (
     MovableBundle,
     Move,
 )
-from ..cluster.bundles_core import BundleLoad, PlannedMove, plan_balance
+from ..cluster.bundles_core import (
+    BundleLoad,
+    BundleTraffic,
+    CrowdedBundle,
+    PlannedMove,
+    SplitPlanner,
+    find_crowded_bundle,
+    plan_balance,
+)
 from ..common.retry import LogThrottle
 from ..node.survey import TopicGroupTotals
 from ..node.topic_manager import BUNDLES_MOVED_AT_ONCE, TopicManager
@@ -177,7 +190,31 @@ async def measure_load(broker: TopicManager) -> MeasuredLoad:
         100 * broker.state.bytes / config.state_memory_bytes if config.state_memory_bytes else 0.0,
     )
     window_s = max(BALANCE_CHECK_INTERVAL_S, broker.world.clock.monotonic() - state.busy_since_s)
-    return MeasuredLoad(score, sum(loads.values()), window_s, tuple(bundles))
+    crowded = tuple(CrowdedBundleRow(*each) for each in _find_crowded_bundles(broker, sums))
+    return MeasuredLoad(score, sum(loads.values()), window_s, tuple(bundles), crowded)
+
+
+def _find_crowded_bundles(broker: TopicManager, sums: Mapping[str, TopicGroupTotals]) -> list[CrowdedBundle]:
+    config = broker.config
+    limits = BundleTraffic(
+        config.split_bundle_topics, config.split_bundle_sessions, config.split_bundle_messages_s,
+        config.split_bundle_bytes_s,
+    )  # fmt: skip
+    found = list[CrowdedBundle]()
+    for path, each in sums.items():
+        carried = BundleTraffic(
+            each.topics, each.producers + each.consumers, each.rate_in + each.rate_out,
+            each.throughput_in + each.throughput_out,
+        )  # fmt: skip
+        if find_crowded_bundle(path, carried, {}, limits) is not None and len(found) < REPORTED_BUNDLES_MAX:
+            crowded = find_crowded_bundle(path, carried, broker.list_topic_traffic(path), limits)
+            found += [crowded] if crowded is not None else []
+    return found
+
+
+def _describe_hot_topics(crowded: Sequence[CrowdedBundle]) -> tuple[HotTopic, ...]:
+    advice = "more bundles do not help, as one broker serves a topic: give it more partitions"
+    return tuple(HotTopic(each.hot_topic, each.why, advice) for each in crowded if each.hot_topic)
 
 
 async def describe_balance(broker: TopicManager, *, here: bool) -> BalanceStatus:
@@ -202,6 +239,7 @@ async def describe_balance(broker: TopicManager, *, here: bool) -> BalanceStatus
                        round(each.points, 1))
             for each in moving
         ),
+        state.splits, _describe_hot_topics(state.crowded),
     )  # fmt: skip
 
 
@@ -236,6 +274,7 @@ class AutomaticBalancer:
         self._administration = Administration(broker)
         self._now = now or broker.world.clock.monotonic
         self._token = broker.world.rng.randbytes(8).hex()
+        self._splits = SplitPlanner()
         self._throttle = LogThrottle(broker.world.clock)
 
     async def run(self) -> None:
@@ -251,7 +290,7 @@ class AutomaticBalancer:
                     if self._throttle.should_log(error):
                         _LOG.info("the load of brokers is not balanced: %s", error)
         finally:
-            self._state.leads, self._state.balancer = False, None
+            self._state.leads, self._state.balancer, self._state.crowded = False, None, ()
             await moves.close()
 
     async def check(self, moves: Tasks) -> None:
@@ -264,20 +303,44 @@ class AutomaticBalancer:
             _LOG.info("this broker balances the load of brokers" + ("" if leads else " no more"))
         state.leads = leads
         if not leads or broker.balance == "off":
-            state.balancer = None
+            state.balancer, state.crowded = None, ()
             return
         balancer = state.balancer = state.balancer or Balancer()
         brokers = {each.name: each for each in await broker.list_brokers() if each.group}
         for name, _, _ in balancer.list_scores():
             if name not in brokers:
                 balancer.forget_broker(name)
-        began_s = self._now()
+        began_s, crowded = self._now(), list[CrowdedBundle]()
         allowed = _AllowedBrokers(broker, list(brokers.values()))
-        await run_together([self._collect_load(balancer, each, allowed) for each in brokers.values()], "balancer-load")
+        await run_together(
+            [self._collect_load(balancer, each, allowed, crowded) for each in brokers.values()], "balancer-load"
+        )
+        state.crowded = crowded
         if self._now() - began_s > BALANCE_CHECK_INTERVAL_S:
             return  # by the next check another broker may lead
         for move in balancer.plan_moves(self._now()):
             moves.spawn(self._move(balancer, move, brokers[move.source].endpoint), "balancer-move")
+        self._begin_splits(crowded, moves)
+
+    def _begin_splits(self, crowded: Sequence[CrowdedBundle], splits: Tasks) -> None:
+        by_namespace = dict[str, list[CrowdedBundle]]()
+        for each in crowded if may_write_feature(Feature.SPLIT_BUNDLES) else ():
+            if (place := paths.parse_bundle_owner(each.path)) is not None:
+                by_namespace.setdefault(place[0], []).append(each)
+        for name in self._splits.plan_splits(by_namespace, self._now()):
+            splits.spawn(self._split(NamespaceName.parse(name), by_namespace[name]), "balancer-split")
+
+    async def _split(self, name: NamespaceName, crowded: Sequence[CrowdedBundle]) -> None:
+        why = next(each for each in crowded if not each.hot_topic)
+        try:
+            bundles = 2 * (await self._broker.catalog.get_namespace(name)).bundles
+            if bundles > self._broker.config.split_bundles_max:
+                return
+            _LOG.info("namespace %s gets %d bundles: %s has %s", name, bundles, why.path, why.why)
+            await self._administration.split_bundles(name, bundles)
+            self._state.splits += 1
+        except MagnetarError as error:
+            _LOG.warning("namespace %s is not split: %s", name, error)
 
     async def _is_leader(self) -> bool:
         """Returns whether this broker is the leader; makes it the leader if there is none."""
@@ -294,7 +357,9 @@ class AutomaticBalancer:
             return False
         return True
 
-    async def _collect_load(self, balancer: Balancer, record: BrokerRecord, allowed: _AllowedBrokers) -> None:
+    async def _collect_load(
+        self, balancer: Balancer, record: BrokerRecord, allowed: _AllowedBrokers, crowded: list[CrowdedBundle]
+    ) -> None:
         broker = self._broker
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -320,6 +385,7 @@ class AutomaticBalancer:
             takes_bundles=may_get_bundles(record),
         )  # fmt: skip
         balancer.add_report(load, self._now())
+        crowded += [CrowdedBundle(each.path, each.why, each.hot_topic) for each in found.crowded[:REPORTED_BUNDLES_MAX]]
 
     async def _move(self, balancer: Balancer, move: Move, endpoint: str) -> None:
         moved = False

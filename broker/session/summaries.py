@@ -64,6 +64,7 @@ from ..cluster.ownership import RegisteredServers
 from ..log.log_shape_core import LedgerSpan
 from ..log.unfolding import is_entry_slow_to_parse
 from ..node.survey import (
+    TOP_TOPICS,
     TOPICS_PER_CLOCK_READ,
     MeasuredTopic,
     TopicGroupTotals,
@@ -406,6 +407,7 @@ class ClusterSummaries:
             rows("traffic"), rows("backlog"), rows("age"), broker.world.own_token_ends_ms(), survey.full,
             PROCESS_CERTIFICATES.find_first_end_ms(), me is not None and me.draining,
             broker.balancing.balancer is not None,
+            tuple(each.hot_topic for each in broker.balancing.crowded if each.hot_topic)[:TOP_TOPICS],
         )  # fmt: skip
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:

@@ -92,7 +92,7 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
             replication=topic.replication, on_confirmed=topic.on_entries_confirmed,
             on_delayed=topic.on_delayed_entry_stored,
             on_lost=topic.abandon,
-            owned=topic.owned, publish_seconds=self.publish_seconds, on_ledger_delayed=topic.on_publish_waiting,
+            owned=topic.is_owned, publish_seconds=self.publish_seconds, on_ledger_delayed=topic.on_publish_waiting,
             claims=make_subscription_claim_changes, slow_publishes=self.slow_publishes,
         )  # fmt: skip
 

@@ -176,6 +176,10 @@ class Topic:
         self.parts: tuple[StatefulTopicPart, ...] = (self.dedup, self.transactions, self.compaction, self.key_indexes)
         self.apply(applied)
 
+    def is_owned(self) -> bool:
+        """Returns True if this broker owns the topic's bundle, which is another one after a split of the namespace."""
+        return self.owned()
+
     @property
     def incarnation(self) -> int:
         """Returns the time at which the topic was created (ms since the epoch; 0: not known). It distinguishes the

@@ -102,13 +102,14 @@ def status(session: CommandSession) -> None:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     balancers = [each.name for each in summary.brokers if each.balances]
     in_memory = sum_topics_in_memory(summary)
+    hot_topics = sorted({topic for each in summary.brokers for topic in each.hot_topics})
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.is_structured:
         session.out.print_document({
             "brokers": brokers, "silent": list(summary.silent), "late": list(summary.late),
             "died": [{"broker": each["name"], "endpoint": each["endpoint"], "seenMs": each["seen_ms"]}
                      for each in died],
-            "balancers": balancers, "durabilityMemory": in_memory, "bookies": bookies,
+            "balancers": balancers, "hotTopics": hot_topics, "durabilityMemory": in_memory, "bookies": bookies,
             "metadataDisk": {"totalBytes": summary.metadata_total_bytes, "freeBytes": summary.metadata_free_bytes},
             "metadataRefusal": summary.metadata_refusal,
             "metadataBackup": {"madeMs": made_ms, "everyMs": every_ms, "failure": summary.metadata_backup_failure},
@@ -123,6 +124,8 @@ def status(session: CommandSession) -> None:
             click.echo(describe_balancers(balancers))
         if in_memory:
             click.echo(f"durability=memory, so that a crash may lose stored messages: {describe_in_memory(in_memory)}.")
+        for topic in hot_topics[:TOP_TOPICS_SHOWN]:
+            click.echo(f"{topic} is too busy for its bundle, and one broker serves it: give it more partitions.")
         click.echo()
         session.out.print_rows(bookies, BOOKIE_COLUMNS, empty="no bookies")
         if backlogs:

@@ -596,6 +596,9 @@ class Admin(ClosedAfterWith):
         TopicNotFound or SubscriptionNotFound if it does not exist.
         """
 
+    def split_bundles(self, name: str, *, bundles: int = 0) -> values.SplitBundles:
+        """Doubles the number of a namespace's bundles, once or until there are `bundles`. No topic moves or closes."""
+
     def subscription_filter(self, topic: str, name: str) -> values.SubscriptionFilterState:
         """Returns the filter of a subscription of one partition, and what it has done there."""
 

@@ -57,6 +57,9 @@ class AdminClient(ClosedAfterAsyncWith):
     async def delete_namespace(self, name: str, *, force: bool = False) -> None:
         """Deletes a namespace. Busy: it has topics, which `force` deletes too."""
 
+    async def split_bundles(self, name: str, *, bundles: int = 0) -> values.SplitBundles:
+        """Doubles the number of a namespace's bundles, once or until there are `bundles`. No topic moves or closes."""
+
     async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
         """Creates a topic. `partitions` 0: not partitioned. AlreadyExists."""
 

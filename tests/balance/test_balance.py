@@ -67,11 +67,11 @@ def test_a_rolling_restart_moves_a_bundle_twice_at_most_in_the_mean() -> None:
     assert SCENARIOS["restart"](1, 20, 2_000, Balancer())["moves_a_bundle"] <= 2
 
 
-def test_a_skew_of_ten_to_one_over_four_brokers_is_balanced_in_about_eight_moves() -> None:
-    found = [SCENARIOS["skew"](seed, 4, 32, Balancer()) for seed in range(20)]
+def test_a_skew_of_ten_to_one_over_four_brokers_is_balanced_in_eight_moves() -> None:
+    found = [SCENARIOS["skew"](seed, 4, 32, Balancer()) for seed in range(100)]
     assert min(each["before"] for each in found) > 3
     assert max(each["max_to_mean"] for each in found) <= 1.25
-    assert round(sum(each["moves"] for each in found) / len(found)) <= 8
+    assert sum(each["moves"] <= 8 for each in found) >= 95
 
 
 class Watched(Balancer):
@@ -156,13 +156,13 @@ def test_what_is_left_of_a_gap_is_not_filled_with_crumbs() -> None:
     assert [round(each.points, 1) for each in moves] == [20.0, 3.5], "that is no crumb"
 
 
-def test_one_bundle_moves_rather_than_crumbs_that_close_no_more_of_the_gap() -> None:
+def test_one_bundle_moves_rather_than_crumbs_if_its_target_is_not_too_busy_then() -> None:
     balancer = Balancer()
     moves = balancer.plan_moves(feed(balancer, report("hot", *[8.0] * 3, *[0.8] * 5), report("cold", *[8.0] * 2)))
     assert [each.points for each in moves] == [8.0], "it closes 4 of 12, four crumbs close 3.2"
     balancer = Balancer()
     moves = balancer.plan_moves(feed(balancer, report("hot", *[9.0] * 2, *[1.2] * 5), report("cold", *[6.0] * 2)))
-    assert [round(each.points, 1) for each in moves] == [1.2] * 4, "it closes 3 of 12, four crumbs close 4.8"
+    assert [each.points for each in moves] == [9.0], "18 is the mean, and 21 is tolerated: one pause, not four"
     balancer = Balancer()
     moves = balancer.plan_moves(feed(balancer, report("hot", *[8.0] * 3, *[2.0] * 2), report("cold", *[8.0] * 2)))
     assert [each.points for each in moves] == [2.0, 2.0], "these are no crumbs"
@@ -170,8 +170,46 @@ def test_one_bundle_moves_rather_than_crumbs_that_close_no_more_of_the_gap() -> 
     moves = balancer.plan_moves(feed(balancer, report("hot", *[14.0] * 3, *[1.0] * 8), report("cold", *[10.0] * 2)))
     assert [round(each.points, 1) for each in moves] == [14.0], "35 is the mean, and 34 is not hot"
     balancer = Balancer()
-    moves = balancer.plan_moves(feed(balancer, report("hot", 27.0, *[3.0] * 11), report("cold", *[10.0] * 2)))
-    assert [round(each.points, 1) for each in moves] == [3.0] * 4, "40 is the mean, and 47 is hot"
+    moves = balancer.plan_moves(feed(balancer, report("hot", 30.0, *[3.0] * 10), report("cold", *[10.0] * 2)))
+    assert [round(each.points, 1) for each in moves] == [3.0] * 4, "40 is the mean, and 50 is too hot"
+
+
+def test_small_bundles_are_not_worth_their_pauses_while_their_broker_is_tolerably_busy() -> None:
+    balancer = Balancer()
+    small = [0.5] * 46
+    assert balancer.plan_moves(feed(balancer, report("hot", *small), report("mean", 20.0), report("low", 17.0))) == []
+    balancer = Balancer()
+    moves = balancer.plan_moves(
+        feed(balancer, report("hot", *small, *[0.5] * 6), report("mean", 20.0), report("low", 14.0))
+    )
+    assert len(moves) == MOVES_PER_BROKER_MAX, "it is a quarter above the mean"
+    balancer = Balancer()
+    moves = balancer.plan_moves(feed(balancer, *(report(f"b{at}", *small) for at in range(3)), report("new", 1.0)))
+    assert {each.target for each in moves} == {"new"}, "a cold broker gets small ones, too"
+
+
+def test_what_is_left_of_a_gap_is_measured_again_before_small_bundles_move() -> None:
+    balancer, cold = Balancer(), report("cold", 20.0)
+    now_s = feed(balancer, report("hot", *[30.0] * 3, *[1.0] * 10), cold)
+    first = balancer.plan_moves(now_s)
+    assert [each.points for each in first] == [30.0]
+    balancer.end_move(first[0].path, True, now_s)
+    left, got = report("hot", *[30.0] * 2, *[1.0] * 30), report("cold", 50.0)
+    now_s = feed(balancer, left, got, checks=3, from_s=now_s)
+    assert balancer.plan_moves(now_s) == [], "what was expected is not measured yet"
+    assert balancer.plan_moves(feed(balancer, left, got, checks=6, from_s=now_s)) != []
+
+
+def test_the_averages_follow_quickly_when_brokers_are_gone_and_what_they_had_has_gone_to_others() -> None:
+    for gone, expected in ((0.0, 24), (20.0, 30)):
+        balancer = Balancer()
+        before = [report(name, 20.0) for name in ("one", "other")]
+        now_s = feed(balancer, *before, report("gone", gone), checks=40)
+        balancer.forget_broker("gone")
+        balancer.plan_moves(now_s)
+        feed(balancer, *(report(name, 24.0 + gone / 2) for name in ("one", "other")), checks=12, from_s=now_s)
+        slow = [score for _, score, _ in balancer.list_scores()]
+        assert all(expected - 3 < each <= 24 + gone / 2 for each in slow), slow
 
 
 def test_a_broker_that_gets_a_bundle_gives_none_in_the_same_plan() -> None:

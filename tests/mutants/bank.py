@@ -47,6 +47,10 @@ _PENDING = "tests/broker/subscription/core/test_pending_acks.py"
 _FAIR = "tests/broker/subscription/core/test_fair_shared.py"
 _DISKS = "tests/bookie/test_several_disks.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/test_service.py", "tests/bookie/store/test_checkpoint.py"
+_SPLIT = (
+    "tests/broker/cluster/test_split.py"
+    "::test_no_topic_has_two_owners_while_its_namespace_is_split_however_calls_interleave"
+)
 _WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
 _POWER = f"{_SERVICE}::test_answered_fence_holds_wherever_the_power_fails"
 _AFTER = f"{_SERVICE}::test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts"
@@ -399,6 +403,8 @@ def _of_moves() -> Iterator[Mutant]:
          f"{moves}test_a_bundle_has_one_owner_at_each_step_of_a_move", "fencing protects the data: a seed is slower"),
         ("M30d", brokers.given_away_before_it_is_closed,
          f"{moves}test_a_bundle_has_one_owner_at_each_step_of_a_move", "as M30c"),
+        ("M30h", brokers.old_number_is_taken, _SPLIT, "no seed splits bundles"),
+        ("M30i", brokers.half_is_taken, _SPLIT, "as M30h"),
         ("M39b", subscriptions.last_acks_do_not_count,
          f"{moves}test_acknowledgements_on_their_way_while_a_topic_moves_count",
          "a seed may deliver again what was acknowledged without a receipt"),

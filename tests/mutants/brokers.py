@@ -11,7 +11,7 @@ from magnetar.bookie.maintenance import repair_worker
 from magnetar.broker.cluster import isolation_core
 from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.isolation_core import BrokerIsolation
-from magnetar.broker.cluster.ownership import Ownership
+from magnetar.broker.cluster.ownership import BundlesChanged, Ownership
 from magnetar.broker.cluster.shares_core import GrantedShare, ShareGrants, ShareReport
 from magnetar.broker.log import log_shape_core
 from magnetar.broker.log.compaction import Compaction, CompactionRun
@@ -267,6 +267,28 @@ def given_away_before_it_is_closed(stack: Stack) -> None:
         await unload()
 
     put(stack, Ownership, "_move", move)
+
+
+def old_number_is_taken(stack: Stack) -> None:
+    """M30h: a broker that knows the number of bundles before a split takes a bundle of that number."""
+    honest = Ownership._check_number_of_bundles
+
+    async def check(self: Ownership, path: str) -> Any:
+        try:
+            return await honest(self, path)
+        except BundlesChanged:
+            return type(await honest(self, "/owners"))((), 0)
+
+    put(stack, Ownership, "_check_number_of_bundles", check)
+
+
+def half_is_taken(stack: Stack) -> None:
+    """M30i: a broker takes one half of a bundle that its owner has not divided yet."""
+
+    async def find(self: Ownership, path: str, splits: int) -> None:
+        return None
+
+    put(stack, Ownership, "_find_record_before_split", find)
 
 
 def share_given_away_before_it_is_given_back(stack: Stack) -> None:

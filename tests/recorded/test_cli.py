@@ -289,6 +289,8 @@ topics delete orders -y
 topics delete wide -f -y -o json
 namespaces unload public/default
 namespaces unload public/default -b none
+namespaces split-bundles public/default --bundles 3
+namespaces split-bundles public/default
 namespaces clear-backlog public/default -s billing -f
 namespaces clear-backlog public/none -f
 namespaces unsubscribe public/default -s none -y

@@ -390,6 +390,8 @@ DELETE {T}/truncate
 PUT {N}/unload
 PUT {N}/0x00000000_0x40000000/unload
 PUT {N}/none/unload
+PUT {N}/none/split
+PUT {N}/0x00000000_0x08000000/split
 POST {T}/terminate
 POST /admin/v2/persistent/public/default/wide/terminate
 POST /admin/v2/persistent/public/default/wide/terminate/partitions

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.admin import AdminClient
@@ -19,10 +20,12 @@ from magnetar.broker.cluster.balance_core import (
     MOVED_BUNDLE_REST_S,
     MOVES_PER_BROKER_MAX,
 )
+from magnetar.broker.cluster.bundles_core import CROWDED_CHECKS_MIN, SPLIT_REST_S, parse_bundle_name
 from magnetar.broker.server import Broker
 from magnetar.broker.session import balancing
 from magnetar.broker.session.administration import Administration
 from magnetar.broker.session.balancing import AutomaticBalancer, describe_balance
+from magnetar.broker.session.summaries import ClusterSummaries
 from magnetar.metadata import paths
 from magnetar.metadata.records import BalancerRecord
 from magnetar.metadata.store import get_record
@@ -103,13 +106,19 @@ async def load_all(found: Balanced, name: str = "second") -> None:
             await admin.topic_stats(f"t{number}")
 
 
+async def check_and_load(found: Balanced, checks: int) -> None:
+    """What a broker was expected to get is measured there by the next check, as clients use it."""
+    for _ in range(checks):
+        await found.checks(1)
+        await load_all(found)
+
+
 async def test_a_skewed_load_is_balanced_in_few_moves_and_no_client_sees_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "magnetar.broker")
     async with balanced(tmp_path, monkeypatch) as found, AsyncPublisher(found) as published:
-        await found.checks(BELIEVED_REPORTS_MIN + 3)
-        await load_all(found)
+        await check_and_load(found, BELIEVED_REPORTS_MIN + 3)
         loads = [len(each.topics) for each in found.brokers.values()]
         assert sum(loads) == TOPICS
         assert max(loads) <= 1.35 * TOPICS / 3, loads
@@ -247,8 +256,7 @@ async def test_the_leader_dies_while_its_moves_run_and_the_next_one_goes_on(
         await found.checks(1)
         assert found.leaders == ["first", "third"], "the one that has died does not know of its end"
         found.brokers.pop("third")
-        await found.checks(BELIEVED_REPORTS_MIN + 3)
-        await load_all(found)
+        await check_and_load(found, BELIEVED_REPORTS_MIN + 3)
         loads = [len(each.topics) for each in found.brokers.values()]
         assert max(loads) <= 0.7 * TOPICS, loads
 
@@ -475,3 +483,38 @@ async def test_a_broker_is_as_busy_as_its_processor_its_link_or_its_memory(
         survey = await manager.survey.run_survey()
         survey.total.throughput_in, survey.total.throughput_out = 500.0, 250.0
         assert (await balancing.measure_load(manager)).score == 75.0
+
+
+def limit_bundles(found: Balanced, **limits: int) -> None:
+    for each in found.brokers.values():
+        each.topic_manager.config = msgspec.structs.replace(each.topic_manager.config, **limits)
+
+
+async def test_the_leader_splits_a_namespace_with_a_crowded_bundle_and_names_a_topic_that_is_too_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with balanced(tmp_path, monkeypatch) as found:
+        manager, name = found.brokers["first"].topic_manager, NamespaceName("public", "default")
+        assert (await manager.catalog.get_namespace(name)).bundles == 16
+        limit_bundles(found, split_bundle_topics=3, split_bundles_max=32)
+        await found.checks(CROWDED_CHECKS_MIN - 1)
+        assert (await manager.catalog.get_namespace(name)).bundles == 16
+        await found.checks(1)
+        assert (await manager.catalog.get_namespace(name)).bundles == 32
+        assert len(found.brokers["first"].topics) == TOPICS, "no topic was closed"
+        bundles = [each.bundle for each in (await ClusterSummaries(manager).list_bundles(None, here=True)).bundles]
+        assert {parse_bundle_name(each)[1] for each in bundles} == {32}
+        found.now_s += SPLIT_REST_S
+        await found.checks(CROWDED_CHECKS_MIN)
+        assert (await manager.catalog.get_namespace(name)).bundles == 32, "as many as may be"
+        limit_bundles(found, split_bundle_topics=0, split_bundle_sessions=8)
+        async with AsyncPublisher(found, each=9) as published:
+            await published(1)
+            await found.checks(1)
+            told = await describe_balance(manager, here=False)
+            assert told.splits == 1
+            assert {f"persistent://public/default/t{at}" for at in range(8)} >= {each.topic for each in told.hot_topics}
+            assert "producers and consumers, 8 are the most" in told.hot_topics[0].why
+            assert "partitions" in told.hot_topics[0].advice
+            (summary,) = (await ClusterSummaries(manager).summarize_brokers(here=True)).brokers
+            assert set(summary.hot_topics) == {each.topic for each in told.hot_topics}

@@ -213,7 +213,7 @@ async def test_the_update_of_a_namespace_keeps_its_bundles_and_refuses_another_n
     catalog = await catalog_of(tree.new_session())
     space = NamespaceName("public", "seven")
     await catalog.create_namespace(space, NamespaceRecord(bundles=7))
-    with pytest.raises(InvalidRequest, match="has 7 bundles for good, and cannot get 8"):
+    with pytest.raises(InvalidRequest, match="has 7 bundles, and an update does not make them 8"):
         await catalog.update_namespace(space, NamespaceRecord(bundles=8, default_partitions=3))
     assert (await catalog.get_namespace(space)).default_partitions == 0
     await catalog.update_namespace(space, NamespaceRecord(bundles=same, default_partitions=3))
