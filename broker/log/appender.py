@@ -23,6 +23,7 @@ from typing import Protocol
 
 from ...ledger import LedgerWriter
 from ...ledger.metadata_core import is_answered_from_memory
+from ...ledger.placement_core import decode_bookie_groups
 from ...ledger.reader_core import PayloadTailChecksum
 from ...metadata.records import TopicLedger
 from ...proto.checksum import JOINED_BYTES_MIN
@@ -277,8 +278,8 @@ class LogAppender:
         if self.writer is None:
             return None
         record = self.writer.record
-        unsynced = is_answered_from_memory(record)
-        return LedgerReplication(record.ensemble_size, record.write_quorum, record.ack_quorum, unsynced)
+        groups, unsynced = decode_bookie_groups(record.properties), is_answered_from_memory(record)
+        return LedgerReplication(record.ensemble_size, record.write_quorum, record.ack_quorum, groups, unsynced)
 
     @property
     def is_degraded(self) -> bool:
