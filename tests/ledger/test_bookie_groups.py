@@ -142,21 +142,21 @@ async def test_another_ensemble_keeps_to_the_groups_and_the_ledger_ends_rather_t
     bookies: Bookies,
 ) -> None:
     for _ in range(10):
-        assert bookies.choose_replacements([B[0], B[1]], [0], 2, FAST) == {0: B[2]}
-    assert bookies.choose_replacements([B[0], B[1], B[2]], [0], 3, FAST) == {0: B[3]}
-    assert bookies.choose_replacements([B[0], B[1], B[2], B[3]], [0], 4, FAST) == {}
+        assert bookies.choose_replacements([B[0], B[1]], [0], 2, groups=FAST) == {0: B[2]}
+    assert bookies.choose_replacements([B[0], B[1], B[2]], [0], 3, groups=FAST) == {0: B[3]}
+    assert bookies.choose_replacements([B[0], B[1], B[2], B[3]], [0], 4, groups=FAST) == {}
 
 
 async def test_a_lost_copy_goes_to_another_group_only_if_no_bookie_of_the_groups_can_take_it_and_it_is_said(
     bookies: Bookies, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert bookies.choose_repair_targets([B[0], B[1], B[2]], [0], 3, [B[0]], FAST) == {0: B[3]}
-    assert bookies.choose_recovery_bookie([B[0], B[1], B[2]], FAST) == B[3]
+    assert bookies.choose_repair_targets([B[0], B[1], B[2]], [0], 3, [B[0]], groups=FAST) == {0: B[3]}
+    assert bookies.choose_recovery_bookie([B[0], B[1], B[2]], 1, FAST) == B[3]
     assert not caplog.records
-    found = bookies.choose_repair_targets([B[0], B[1], B[2]], [0], 3, [B[0], B[3]], FAST)
+    found = bookies.choose_repair_targets([B[0], B[1], B[2]], [0], 3, [B[0], B[3]], groups=FAST)
     assert found[0] in (B[4], B[5])
     assert f"a lost copy is made to bookie {found[0]}, which is of no group of its ledger (fast, slow)" in caplog.text
-    assert bookies.choose_recovery_bookie([B[0], B[1], B[2], B[3]], FAST) in (B[4], B[5])
+    assert bookies.choose_recovery_bookie([B[0], B[1], B[2], B[3]], 1, FAST) in (B[4], B[5])
     assert caplog.text.count("of no group of its ledger") == 2
 
 
