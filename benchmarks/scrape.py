@@ -59,7 +59,7 @@ def stand_in(number: int, *, backlog: int = 0) -> Any:
         name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log, subscriptions={"s": subscription},
         transactions=SimpleNamespace(statistics=lambda: None),
         key_indexes=SimpleNamespace(count_unindexed_ledgers=lambda: 0),
-        waiting_message_count=0,
+        waiting_message_count=0, applied=SimpleNamespace(durability="disk"),
         maintenance=SimpleNamespace(quota=None, expired=0, evicted=0,
         oldest_arrival_ms_in_memory=lambda subscription: 1_000_000 + number),
     )  # fmt: skip

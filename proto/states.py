@@ -190,6 +190,7 @@ class TopicStays(_Words):
     WORK = "it is compacted, indexed or searched, or changes its ledger"
     RETENTION = "messages of it are about to be deleted"
     DELETED_UNUSED = "a policy deletes it, or its subscriptions, when they were unused for long enough"
+    UNKNOWN = "unknown"
 
 
 class CompactionState(_Words):

@@ -160,7 +160,7 @@ def test_no_regular_expression_is_made_of_what_a_caller_says() -> None:
         for module in layout.modules("broker", "bookie", "metadata", "security", "runtime", "ledger", "proto")
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
+        and isinstance(node.func.value, ast.Name) and node.func.value.id == "re" and node.func.attr != "escape"
         and not isinstance(node.args[0], ast.Constant)
     ]  # fmt: skip
     assert made == []

@@ -152,7 +152,7 @@ async def test_the_owners_of_all_bundles_are_asked_for_at_once() -> None:
 
     catalog = SimpleNamespace(
         list_topics=lambda name, partitions: answer(names),
-        get_cached_namespace=lambda name: answer(SimpleNamespace(bundles=bundles)),
+        get_namespace=lambda name: answer(SimpleNamespace(bundles=bundles)),
     )
     world = SimpleNamespace(clock=SystemClock())
     broker: Any = SimpleNamespace(name="me", catalog=catalog, loaded={}, world=world, find_owner=find_owner)
