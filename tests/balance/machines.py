@@ -14,7 +14,7 @@ import json
 import random
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from magnetar.broker.cluster.ownership import Ownership
@@ -134,11 +134,16 @@ def count_requests(event: str, machines: int) -> Asked:
     return simulation.run(EVENTS[event](SimulatedBackend(simulation), machines))
 
 
-def main() -> int:
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the options of a command line (None: of this process). Exits with a sentence if they are wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.balance.machines", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--machines", type=int, default=1000, help="brokers, and as many bookies (1000)")
-    machines = parser.parse_args().machines
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    machines = read_options().machines
     for event in EVENTS:
         print(f"{event} …", file=sys.stderr, flush=True)
         asked = count_requests(event, machines)

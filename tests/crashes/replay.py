@@ -48,14 +48,14 @@ def _starts(
     answers = None
     for inner in nested:
         where, cut_name = inner.split("/")
-        started = start(state, expected, room=room_of(name))
+        started = start(state, expected, enumeration.recording.journal, room=room_of(name))
         answers = answers or started.answers
         show(f"the start on {name}:")
         _show_steps(started.steps[: int(where)], show)
         state = _state(enumeration.after(state, started.steps[: int(where)]), f"{name}~{where}", cut_name, show)
         name = f"{name}~{inner}"
     try:
-        found = start(state, expected, room=room_of(name))
+        found = start(state, expected, enumeration.recording.journal, room=room_of(name))
     except Exception:
         show(traceback.format_exc())
         return 1

@@ -15,7 +15,8 @@
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
 | `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
-| `python -m tests.balance`      | reads its options; tests/balance/test_balance.py runs it with fewer brokers     |
+| `python -m tests.balance`,     | reads its options; tests/balance/test_balance.py runs it with fewer brokers     |
+| `… tests.balance.machines`     |                                                                                 |
 | `python -m tests.spark.kills`  | reads its options                                                               |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 2000`; of those that differ in  |
 |                                | a size or a length the first, and reads the options of the others               |
@@ -48,6 +49,7 @@ from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.__main__ import main as peers
 from magnetar.cli.main import root
 from tests.balance.__main__ import read_options as balance
+from tests.balance.machines import read_options as machines
 from tests.chaos.__main__ import main as chaos
 from tests.crashes.__main__ import options_of as crashes
 from tests.docs.documents import ROOT, Command
@@ -253,6 +255,11 @@ def _balance(place: Place, command: Command) -> None:
     balance(command.words[3:])
 
 
+def _machines(place: Place, command: Command) -> None:
+    """Its options are read; tests/balance/test_balance.py counts each event with fewer machines."""
+    machines(command.words[3:])
+
+
 def _kills(place: Place, command: Command) -> None:
     """Its options are read; tests/spark/test_exactly_once.py has its parts one by one."""
     kills.make_context("python -m tests.spark.kills", command.words[3:])
@@ -382,6 +389,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
     (r"python -m tests\.balance( |$)", _balance),
+    (r"python -m tests\.balance\.machines( |$)", _machines),
     (r"python -m tests\.spark\.kills( |$)", _kills),
     (rf"python -m benchmarks ({LONG}|.*--peer)", _long_benchmark),
     (r"python -m benchmarks \S", _benchmark),

@@ -315,9 +315,10 @@ class CursorModel(RuleBasedStateMachine):
             return ended
 
         wanted = self.state()
-        self.tried += [wanted] if self.away else []
+        away = self.away
+        self.tried += [wanted] if away else []
         ended = self.run(work())
-        self._found({wanted} if ended else {wanted, self.stored})
+        self._found({wanted, self.stored} if away or not ended else {wanted})
 
     async def _durable(self) -> None:
         await self.store.make_acks_durable_future()
@@ -395,22 +396,23 @@ class CursorModel(RuleBasedStateMachine):
             return ended
 
         wanted = self.state()
-        self.tried += [wanted] if self.away else []
+        away = self.away
+        self.tried += [wanted] if away else []
         ended = self.run(work())
-        self._found({wanted} if ended else {wanted, self.stored})
+        self._found({wanted, self.stored} if away or not ended else {wanted})
 
     @rule()
     def close(self) -> None:
-        """A clean end loses nothing, receipt or not."""
+        """A clean end loses nothing, receipt or not; without bookies it may lose what has no room in the metadata."""
 
         async def work() -> None:
             await self.store.close()
             await self._open_again()
 
-        self.tried += [self.state()] if self.away else []
-        wanted = self.state()
+        wanted, away = self.state(), self.away
+        self.tried += [wanted] if away else []
         self.run(work())
-        self._found({wanted})
+        self._found({wanted, self.stored} if away else {wanted})
 
     def state(self) -> State:
         """Of the model. An entry that is done is not counted any more."""
