@@ -192,7 +192,7 @@ async def _of_coordinators(metadata: MetadataStore) -> BitMap64:
         await get_record(metadata, paths.coordinator(number), CoordinatorRecord)
         for number in paths.parse_coordinators(await metadata.children(paths.COORDINATORS))
     ]
-    return BitMap64(found[0].ledger_id for found in records if found is not None)
+    return BitMap64(found[0].ledger_id for found in records if found is not None and found[0].ledger_id >= 0)
 
 
 async def _is_missing(metadata: MetadataStore, suspect: MissingLedger) -> bool:

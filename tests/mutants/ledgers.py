@@ -112,10 +112,10 @@ def silence_is_a_vote(stack: Stack) -> None:
     """M05b: errors and silence count as misses."""
     honest = EntryVotes.judge_unconfirmed_entry
 
-    def careless(self: EntryVotes, misses_for_negative: int) -> Any:
+    def careless(self: EntryVotes, misses_for_negative: int, **more: Any) -> Any:
         if self.found is None and len(self.answered) >= misses_for_negative:
             self.missing |= self.answered
-        return honest(self, misses_for_negative)
+        return honest(self, misses_for_negative, **more)
 
     put(stack, EntryVotes, "judge_unconfirmed_entry", careless)
 
