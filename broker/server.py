@@ -208,6 +208,7 @@ class Broker:
                 await self.topic_manager.maintain_topics_in_buckets(self._config.trim_interval_s)
             except Exception:  # a fault in one topic must not end the upkeep of all
                 _LOG.exception("topics were not looked after")
+                await asyncio.sleep(self._config.trim_interval_s)
             try:
                 if self.topic_manager.has_session:
                     await self.topic_manager.transactions.load_unowned_coordinators()

@@ -51,7 +51,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import parse_labels
 from ...proto.versions import PRODUCT
 from ...runtime import logs
-from ...runtime.alarm import EventLoopSlices
+from ...runtime.alarm import ALARM_RESOLUTION_S, EventLoopSlices
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
 from ...runtime.config import measure_machine_memory
@@ -1135,7 +1135,8 @@ class TopicManager:
         until = clock.monotonic() + seconds
         while (left := until - clock.monotonic()) > 0:
             is_blocking = self.is_blocking_producers
-            await asyncio.sleep(min(left, BLOCKED_CHECK_INTERVAL_S) if is_blocking else left)
+            # no shorter wait: of a difference that is rounded away no time passes
+            await asyncio.sleep(max(min(left, BLOCKED_CHECK_INTERVAL_S) if is_blocking else left, ALARM_RESOLUTION_S))
             if is_blocking and clock.monotonic() < until:
                 await self._maintain(list(self._blocking))
 
