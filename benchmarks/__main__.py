@@ -127,6 +127,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("cost", {"size": 1024}),
     ("calls", {"runs": 1}),
     ("small-sends", {"size": 1024}),
+    ("durability", {"runs": 1}),
     ("control", {"size": 1024}),
     ("memory", {"size": 1024, "runs": 1}),
     ("metadata", {"runs": 1}),
