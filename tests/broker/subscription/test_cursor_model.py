@@ -29,6 +29,7 @@ from magnetar.broker.subscription import cursors
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorChunkKind, TxnAcks, bits_of_indexes
+from magnetar.broker.subscription.core.positions import plan_record_state
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.proto.errors import MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
@@ -315,10 +316,9 @@ class CursorModel(RuleBasedStateMachine):
             return ended
 
         wanted = self.state()
-        away = self.away
-        self.tried += [wanted] if away else []
+        self.tried += [wanted] if self.away else []
         ended = self.run(work())
-        self._found({wanted, self.stored} if away or not ended else {wanted})
+        self._found({wanted} if ended else {wanted, self.stored})
 
     async def _durable(self) -> None:
         await self.store.make_acks_durable_future()
@@ -395,24 +395,27 @@ class CursorModel(RuleBasedStateMachine):
             await self._open_again()
             return ended
 
-        wanted = self.state()
-        away = self.away
-        self.tried += [wanted] if away else []
+        wanted, has_room = self.state(), self._has_room()
+        self.tried += [wanted] if self.away else []
         ended = self.run(work())
-        self._found({wanted, self.stored} if away or not ended else {wanted})
+        self._found({wanted} if ended and has_room else {wanted, self.stored})
 
     @rule()
     def close(self) -> None:
-        """A clean end loses nothing, receipt or not; without bookies it may lose what has no room in the metadata."""
+        """A clean end loses nothing, receipt or not, unless no bookie is there and the metadata has no room."""
 
         async def work() -> None:
             await self.store.close()
             await self._open_again()
 
-        wanted, away = self.state(), self.away
-        self.tried += [wanted] if away else []
+        wanted, has_room = self.state(), self._has_room()
+        self.tried += [wanted] if self.away else []
         self.run(work())
-        self._found({wanted, self.stored} if away else {wanted})
+        self._found({wanted} if has_room else {wanted, self.stored})
+
+    def _has_room(self) -> bool:
+        """Whether bookies are there, or the metadata has room for all of the state that is not a hole."""
+        return not self.away or plan_record_state(self.cursor, 1, self.snapshot_bytes) is not None
 
     def state(self) -> State:
         """Of the model. An entry that is done is not counted any more."""
