@@ -376,6 +376,41 @@ async def test_a_round_looks_at_each_topic_once_in_buckets_and_makes_tasks_for_t
     assert (await manager.survey.run_survey()).total.topics == 7
 
 
+async def test_a_pause_of_which_a_rounding_is_left_comes_to_its_end(
+    at: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop's time and the clock have other origins: the loop may wake a moment before the clock is there, and of a
+    wait that is shorter than its time can say no time passes."""
+    now, waits = 1e9, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        waits.append(seconds)
+        assert len(waits) < 10, "it waits for ever"
+        now += 0.0 if seconds < 1e-6 else seconds - 1e-7
+
+    monkeypatch.setattr(at.clock, "monotonic", lambda: now)
+    monkeypatch.setattr(topic_manager.asyncio, "sleep", sleep)
+    await at.broker.topic_manager._pause_maintenance(10.0)
+    assert waits == [10.0, 0.001]
+
+
+async def test_after_an_error_the_next_round_of_upkeep_waits(at: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 0
+
+    async def fail(interval_s: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        raise RuntimeError("before its first pause")
+
+    monkeypatch.setattr(at.broker.topic_manager, "maintain_topics_in_buckets", fail)
+    upkeep = asyncio.create_task(at.broker._maintain_topics())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    upkeep.cancel()
+    assert rounds == 1
+
+
 def _ttl(seconds: int) -> Any:
     from magnetar.proto.policies import Policies
 
