@@ -290,8 +290,13 @@ def _indexed(entry: StoredEntry) -> PositionAndIndex:
 #
 # A read that begins makes room: the subscriptions that have used what they have least recently give it back, and read
 # it again when they need it. So a subscription whose consumers take nothing keeps no other from reading, nothing waits
-# for a consumer, and a lone read is always done, whatever its size. Reads under way end: they have a time-out. Guards:
-# tests/broker/log/test_read_memory.py, tests/broker/subscription/test_catching_up.py.
+# for a consumer, and a lone read is always done, whatever its size. Reads under way end: they have a time-out.
+#
+# What a read brings is counted once: as under way until the read has ended, then as held. Subscriptions that share a
+# read count its entries each, so the memory that they really use is at most what is counted. For two turns of the loop
+# after a read has ended its reservation still keeps others from beginning (`settling`): its subscription delivers what
+# it can before anything may be dropped for the next read. Guards: tests/broker/log/test_read_memory.py,
+# tests/broker/subscription/test_catching_up.py.
 
 
 CHUNK_BYTES_MIN = 64 << 10
@@ -310,13 +315,15 @@ class ReadMemoryHolder(Protocol):
 
 class ReadMemoryBudget:
     """Limits the memory of one broker for entries that subscriptions have read and not yet delivered. `limit`: in
-    bytes; `held`: the bytes of all holders; `under_way`: the bytes of the reads in progress; `given_back`: how often a
-    holder had to drop its entries."""
+    bytes; `held`: the bytes of all holders; `under_way`: the bytes of the reads in progress; `settling`: those of the
+    reads that ended within the last two turns of the event loop, whose entries are in `held`; `given_back`: how often
+    a holder had to drop its entries."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0  # by subscriptions
         self.under_way = 0  # asked of bookies
+        self.settling = 0  # read, and perhaps not delivered yet
         self.given_back = 0  # times that a subscription had to
         self._holders: OrderedDict[ReadMemoryHolder, int] = OrderedDict()  # the one that was used last comes last
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -338,9 +345,11 @@ class ReadMemoryBudget:
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
         """Reserves memory for a read of `size` bytes, as a context manager. First waits while other reads are in
-        progress and the limit has no room for this one. Then makes the holders that were used least recently drop their
-        entries, until the limit is met. A single read is never refused, even if it is larger than the limit."""
-        while self.under_way and self.under_way + size > self.limit:
+        progress or have just ended, and the limit has no room for this one. Then makes the holders that were used least
+        recently drop their entries, until the limit is met. A single read is never refused, even if it is larger than
+        the limit. The caller must report what it has read (`set_used_bytes_of_holder`) in the turn of the event loop
+        in which it leaves the context."""
+        while (reserved := self.under_way + self.settling) and reserved + size > self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
@@ -356,14 +365,16 @@ class ReadMemoryBudget:
         try:
             yield
         finally:
+            self.under_way -= size
+            self.settling += size
             soon = asyncio.get_running_loop().call_soon
-            soon(soon, self._on_read_ended, size)
+            soon(soon, self._on_read_settled, size)
 
-    def _on_read_ended(self, size: int) -> None:
-        """Releases the memory of a read. Called two turns of the event loop after the read has ended, when its
-        subscription has delivered what it can. If the next read began earlier, it could evict the entries before they
-        are delivered, and subscriptions could read for ever without delivering."""
-        self.under_way -= size
+    def _on_read_settled(self, size: int) -> None:
+        """Lets the next read begin. Called two turns of the event loop after a read has ended, when its subscription
+        has delivered what it can. If the next read began earlier, it could evict the entries before they are delivered,
+        and subscriptions could read for ever without delivering."""
+        self.settling -= size
         self._next_turn()
 
     def _next_turn(self) -> None:
@@ -393,7 +404,7 @@ class ReadMemoryBudget:
 
     def check(self) -> None:
         """Raises AssertionError unless the counted bytes are those of the holders, and reads wait only while others are
-        in progress."""
+        in progress or have just ended."""
         assert self.held == sum(self._holders.values()), "what is held is what the subscriptions hold"
         assert all(size > 0 for size in self._holders.values()), "who holds nothing is not listed"
-        assert self.under_way or not self._waiting, "nothing waits while nothing is read"
+        assert self.under_way or self.settling or not self._waiting, "nothing waits while nothing is read"

@@ -35,10 +35,36 @@ async def test_a_read_makes_the_least_used_give_back_as_many_as_it_needs() -> No
         assert list(memory._holders) == [third, first], "the second one had not been used for longest"
     first.holds(0)
     third.holds(0)
-    assert memory.used_bytes == 5 * KIB, "what was read is handed out before another read may begin"
+    assert (memory.used_bytes, memory.settling) == (0, 5 * KIB)
+    async with memory.reserve(6 * KIB):
+        assert memory.settling == 0, "what was read is handed out before another read may begin"
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert (memory.used_bytes, memory.given_back, second in memory._holders) == (0, 1, False)
+    memory.check()
+
+
+@pytest.mark.asyncio
+async def test_what_reads_brought_is_counted_once_and_stays_when_the_next_one_begins_at_once() -> None:
+    """Subscriptions that share a read go on in one turn of the loop, and each counts what it got."""
+    memory, read = ReadMemoryBudget(40 * KIB), asyncio.Event()
+    buffers = [Buffer(memory) for _ in range(4)]
+
+    async def reads(buffer: Buffer) -> None:
+        async with memory.reserve(8 * KIB):
+            await read.wait()
+        buffer.holds(8 * KIB)
+        assert memory.used_bytes == 32 * KIB
+
+    tasks = [asyncio.create_task(reads(each)) for each in buffers]
+    await asyncio.sleep(0)
+    assert (memory.held, memory.under_way) == (0, 32 * KIB)
+    read.set()
+    await asyncio.sleep(0)
+    assert (memory.held, memory.under_way) == (32 * KIB, 0)
+    async with memory.reserve(8 * KIB):
+        assert (memory.used_bytes, memory.given_back) == (40 * KIB, 0), "they had no turn to deliver anything"
+    await asyncio.gather(*tasks)
     memory.check()
 
 
@@ -93,6 +119,7 @@ async def test_under_any_order_the_bound_holds_and_every_read_is_done(seed: int)
                 if rng.random() < 0.1:
                     continue
             buffer.holds(size)
+            assert memory.used_bytes <= 100 * KIB
             memory.check()
             if rng.random() < 0.5:
                 await asyncio.sleep(0)
@@ -108,5 +135,5 @@ async def test_under_any_order_the_bound_holds_and_every_read_is_done(seed: int)
     assert done[0] > 200
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert memory.under_way == 0
+    assert memory.under_way == memory.settling == 0
     memory.check()

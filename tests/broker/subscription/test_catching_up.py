@@ -123,21 +123,39 @@ async def test_who_lags_within_the_cache_holds_what_comes_next_before_the_cache_
         assert asked == sorted(set(asked))
 
 
-async def test_t17_slow_subscriptions_share_one_bound_and_hold_up_no_other(tmp_path: Path) -> None:
+async def test_t17_slow_subscriptions_share_one_bound_and_hold_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit = 40_000
     settings = {"cache_bytes": 0, "catch_up_cache_bytes": 0, "read_bytes": 8_000, "read_memory_bytes": limit}
     async with cluster(tmp_path, **settings) as running:
         await filled(running)
         broker = running.brokers[0]
         reads = broker.topic_manager.reads
+        used, may_read, reader = [0], asyncio.Event(), broker.topics[TOPIC].log.reader
+        from_bookies, count = reader._read, reads.set_used_bytes_of_holder
+
+        async def held_up(*asked: Any) -> Any:
+            await may_read.wait()
+            return await from_bookies(*asked)
+
+        def noted(holder: ReadAheadBuffer, size: int) -> None:
+            count(holder, size)
+            used.append(reads.used_bytes)
+
+        monkeypatch.setattr(reader, "_read", held_up)
+        monkeypatch.setattr(reads, "set_used_bytes_of_holder", noted)
         slow = [
             await TestConsumer(running.world, broker, TOPIC, f"slow{n}", permits=1, initial_position=EARLIEST).ready()
             for n in range(20)
         ]
-        most = 0
+        async with asyncio.timeout(30):  # as many as fit share the first read, and all go on in one turn
+            while reads.under_way < limit:  # noqa: ASYNC110 (it has no event for it)
+                await asyncio.sleep(0)
+        may_read.set()
         for consumer in slow:
             assert await consumer.receive_payloads(1) == [b"%0*d" % (ENTRY, 0)]
-            most = max(most, reads.used_bytes)
+        most = max(used)
         wanted = [b"%0*d" % (ENTRY, number) for number in range(ENTRIES)]
         fast = await TestConsumer(running.world, broker, TOPIC, "fast", initial_position=EARLIEST).ready()
         assert await fast.receive_payloads(ENTRIES) == wanted
