@@ -9,6 +9,7 @@ taken away, and there a state must fail. What the metadata held at a crash is wh
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, cast
 
 from magnetar.bookie.maintenance.scrub import Scrubber
@@ -260,20 +261,25 @@ def _lived(case: Case) -> Stage:
 
 
 def _without(name: str, case: Case, life: Stage, site: str) -> Found:
+    """With everything volatile lost first: that fails soonest."""
     states = 0
-    for failure in _states(name, case, life, (site,)):
-        states += 1
-        if failure is not None:
-            return Found(site, failure, states)
+    for cuts_max in (1, None):
+        for failure in _states(name, case, life, (site,), cuts_max):
+            states += 1
+            if failure is not None:
+                return Found(site, failure, states)
     return Found(site, None, states)
 
 
-def _states(name: str, case: Case, life: Stage, removed: tuple[str, ...]) -> Iterator[Failure | None]:
-    """Each state: None, or how it fails. Equal ones, of which the same was said, once."""
+def _states(
+    name: str, case: Case, life: Stage, removed: tuple[str, ...], cuts_max: int | None = None
+) -> Iterator[Failure | None]:
+    """Each state of the first `cuts_max` cuts (None: of all): None, or how it fails. Equal ones, of which the same was
+    said, once."""
     seen: set[object] = set()
     for at, image in _images(life, removed):
         said, nodes = _until(life, at)
-        for cut in cuts_of(image, f"{name}/{at}"):
+        for cut in islice(cuts_of(image, f"{name}/{at}"), cuts_max):
             state = image.state(cut)
             key = state.key(), len(said), len(nodes), str(nodes)
             if key not in seen:

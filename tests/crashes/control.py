@@ -5,7 +5,8 @@ recordings, at the crash points where that leaves another disk: first with every
 telling cuts, then with all of them; and where a start passes the site, at the crashes of that start.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from tests.crashes.enumerate import Enumeration, Failure
@@ -49,8 +50,8 @@ def starts_of(recording: Recording) -> Iterator[Started]:
     enumeration = Enumeration(recording)
     for at, image, expected in enumeration.walk():
         if at % START_EVERY == 0:
-            for cut in cuts_of(image, enumeration.name_of(at))[:2]:
-                started = enumeration.try_start("", image.state(cut), expected, None)
+            for cut in islice(cuts_of(image, enumeration.name_of(at)), 2):
+                started = enumeration.try_start("", image.state(cut), expected, None, asked=False)
                 if started is not None:
                     yield started
 
@@ -79,10 +80,9 @@ class _Control(Enumeration):
         for (at, image, expected), (_, honest, _) in zip(self.walk(), self._honest.walk(), strict=True):
             name = self.name_of(at)
             if differ(image, honest):
-                for cut in cuts_of(image, name)[:cuts_max]:
+                for cut in islice(cuts_of(image, name), cuts_max):
                     self.look(f"{name}/{cut.name}", image.state(cut), expected)
-            cuts = cuts_of(honest, name)
-            for cut in () if cuts_max == 1 else [*cuts[:2], *cuts[3:][-1:]] if cuts_max == FIRST_CUTS else cuts:
+            for cut in _cuts_of_starts(honest, name, cuts_max):
                 self._crash_start(f"{name}/{cut.name}", honest.state(cut), expected)
             if self.outcome.failures:
                 return self.outcome.failures[0]
@@ -99,8 +99,10 @@ class _Control(Enumeration):
         if key in self._seen_starts:
             return
         self._seen_starts.add(key)
+        if not self._passes(name, state, expected):
+            return
         started = self.try_start(name, state, expected, None)
-        if started is None or all(step.site != self._site for step in started.steps):
+        if started is None:
             return
         image, honest = Image(state, self.removed), Image(state)
         wheres: list[int] = []
@@ -111,10 +113,34 @@ class _Control(Enumeration):
                 wheres.append(at)
         for at in sorted({wheres[0], wheres[len(wheres) // 2], wheres[-1]}) if wheres else ():
             image, inner = self.after(state, started.steps[:at]), f"{name}~{at}"
-            for cut in cuts_of(image, inner)[:2]:
+            for cut in islice(cuts_of(image, inner), 2):
                 self.try_start(f"{inner}/{cut.name}", image.state(cut), expected, started.answers)
             if self.outcome.failures:
                 return
+
+
+    def _passes(self, name: str, state: State, expected: Expected) -> bool:
+        """Whether the start on what every sync left passes the site; it is one start for all sites."""
+        key = (self.recording.name, state.key(), state.operations % 2, expected.epoch)
+        passed = _passed.get(key)
+        if passed is None:
+            started = self.try_start(name, state, expected, None, asked=False)
+            if started is None:
+                return False
+            passed = _passed[key] = frozenset(step.site for step in started.steps)
+        return self._site in passed
+
+
+_passed: dict[tuple[str, int, int, int], frozenset[str]] = {}
+"""The sites of each start that was looked at, in this process: by recording, state, O_DIRECT and facts."""
+
+
+def _cuts_of_starts(honest: Image, name: str, cuts_max: int) -> Iterable[Cut]:
+    """Of which crashes the start is looked at, and crashed if it passes the site."""
+    if cuts_max == 1:
+        return ()
+    cuts = list(cuts_of(honest, name))
+    return [*cuts[:2], *cuts[3:][-1:]] if cuts_max == FIRST_CUTS else cuts
 
 
 def differ(image: Image, honest: Image) -> bool:

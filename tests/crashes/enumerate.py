@@ -13,6 +13,7 @@ differ. Everything is drawn from the seed, so that a state has a name by which i
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tests.crashes.facts import Expected
 from tests.crashes.image import Cut, Image, State, Step, cuts_of, points
@@ -57,7 +58,7 @@ class Enumeration:
         share, more = self._share(budget)
         for number, (at, image, expected) in enumerate(self.walk(), 1):
             extra = number * more // len(self.points) - (number - 1) * more // len(self.points)
-            for cut in cuts_of(image, self.name_of(at))[: share + extra]:
+            for cut in islice(cuts_of(image, self.name_of(at)), share + extra):
                 self.look(f"{self.name_of(at)}/{cut.name}", image.state(cut), expected)
             yield self.outcome
 
@@ -77,7 +78,7 @@ class Enumeration:
 
     def _share(self, budget: int) -> tuple[int, int]:
         """(how many cuts of each point make about `budget` states together, how many points have one more)."""
-        counts = [len(cuts_of(image, self.name_of(at))) for at, image, _ in self.walk()]
+        counts = [len(list(cuts_of(image, self.name_of(at)))) for at, image, _ in self.walk()]
         budget = budget * NESTED_EVERY // (NESTED_EVERY + NESTED_STATES)  # the rest are nested
         share = 1
         while share < max(counts) and sum(min(count, share + 1) for count in counts) <= budget:
@@ -125,7 +126,7 @@ class Enumeration:
         for _ in range(NESTED_STATES if depth == 1 else 1):
             at = rng.choice(wheres)
             image = self.after(state, started.steps[:at])
-            cut = rng.choice(cuts_of(image, f"{name}~{at}"))
+            cut = rng.choice(list(cuts_of(image, f"{name}~{at}")))
             inner, inner_state = f"{name}~{at}/{cut.name}", image.state(cut)
             key = self._key(inner_state, expected)
             if key in self._seen and self._seen[key] in (None, started.answers):
@@ -152,13 +153,15 @@ class Enumeration:
         room: int | None = None,
         *,
         recorded: bool = True,
+        asked: bool = True,
     ) -> Started | None:
-        """None: it failed. `same`: what an earlier start answered. `recorded`: with what it did to the disk."""
+        """None: it failed. `same`: what an earlier start answered. `recorded`: with what it did to the disk. Not
+        `asked`: what it does is of interest, and not what it then answers."""
         self.outcome.states += 1
         try:
             serve = room is None and self.outcome.states % SERVE_EVERY == 0
             started = start(
-                state, expected, self.recording.journal, serve=serve, room=room, recorded=recorded
+                state, expected, self.recording.journal, serve=serve, room=room, recorded=recorded, asked=asked
             )  # fmt: skip
             if same is not None and started.answers != same:
                 raise Broken(f"the start was cut off, the next one differs: {differences(same, started.answers or {})}")

@@ -259,30 +259,28 @@ class Image:
         used = {inode: changed.get(inode) or pages[inode] for inode in files.values()}
         return State(files, frozenset(folders), used, self.operations)
 
-    def cuts(self, rng: random.Random) -> list[Cut]:
+    def cuts(self, rng: random.Random) -> Iterator[Cut]:
         """The choices that are tried here, the most telling ones first. The same for the same `rng`."""
         count = len(self.volatile)
         everything = tuple(range(count))
-        found = [Cut("none", ())]
+        yield Cut("none", ())
         if not count:
-            return found
-        found.append(Cut("all", everything))
+            return
+        yield Cut("all", everything)
         if count > 1:
-            found += [Cut(f"without{at}", everything[:at] + everything[at + 1 :]) for at in everything]
+            for at in everything:
+                yield Cut(f"without{at}", everything[:at] + everything[at + 1 :])
         if 2 < count <= ALL_SUBSETS_MAX:
-            found += [
-                Cut(f"subset{mask}", tuple(at for at in everything if mask >> at & 1))
-                for mask in range(1, (1 << count) - 1)
-                if mask.bit_count() != count - 1
-            ]
+            for mask in range(1, (1 << count) - 1):
+                if mask.bit_count() != count - 1:
+                    yield Cut(f"subset{mask}", tuple(at for at in everything if mask >> at & 1))
         elif count > ALL_SUBSETS_MAX:
-            found += [Cut(f"only{at}", (at,)) for at in everything]
-            found += [
-                Cut(f"subset{i}", tuple(at for at in everything if rng.random() < 0.5)) for i in range(RANDOM_SUBSETS)
-            ]
-        found += self._by_disk(rng)
-        found += self._torn(rng)
-        return found
+            for at in everything:
+                yield Cut(f"only{at}", (at,))
+            for i in range(RANDOM_SUBSETS):
+                yield Cut(f"subset{i}", tuple(at for at in everything if rng.random() < 0.5))
+        yield from self._by_disk(rng)
+        yield from self._torn(rng)
 
     def _by_disk(self, rng: random.Random) -> Iterator[Cut]:
         """With two disks: all of the one and nothing of the other, and so much of each in its order."""
@@ -361,8 +359,9 @@ def points(steps: Sequence[Step]) -> Iterator[int]:
     yield len(steps)
 
 
-def cuts_of(image: Image, name: str) -> list[Cut]:
-    """The cuts that are tried at the crash point of this name: the same each time."""
+def cuts_of(image: Image, name: str) -> Iterator[Cut]:
+    """The cuts that are tried at the crash point of this name: the same each time. Each is made when it is asked for:
+    the image must not follow another step before."""
     return image.cuts(random.Random(name))
 
 
