@@ -60,7 +60,8 @@ def test_the_work_is_linear_in_the_text(part: str) -> None:
         redact_text(text)
         return time.process_time() - begun
 
-    assert min(seconds(16) for _ in range(3)) < 40 * max(0.005, min(seconds(1) for _ in range(3)))
+    bound = 40 * max(0.005, min(seconds(1) for _ in range(3)))
+    assert any(seconds(16) < bound for _ in range(3)), "a busy machine makes one of them slow"
 
 
 def test_values_are_blanked_by_their_names_and_the_document_stays_one() -> None:

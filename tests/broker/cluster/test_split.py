@@ -262,8 +262,12 @@ OTHERS: Mapping[str, tuple[Callable[[Cluster], Awaitable[None]], ...]] = {
 
 
 async def _settle() -> None:
+    """Turns the loop until nothing is ready but this."""
+    ready: Any = asyncio.get_running_loop()
     for _ in range(8):
         await asyncio.sleep(0)
+        if not ready._ready:
+            return
 
 
 async def _run(acting: Sequence[Callable[[Cluster], Awaitable[None]]], choose: Callable[[Sequence[int]], int]) -> int:
