@@ -25,6 +25,12 @@ With `--keyed` there are consumers that share keys, refuse some messages, and ke
 
 With `--filtered` there are consumers with a filter, which get what it wants and nothing else.
 
+With `--wide` there are four brokers, five bookies of two disks each, and eight topics of four namespaces that are loud
+by turns. The balance is in haste (processes/moves.py), and a bundle that it moves more often than its rule allows is
+wrong. A disk is pulled out of a bookie, namespaces are split, and an operator moves bundles. The metadata is etcd
+unless another is named. Its three servers have a leader that is killed, stopped, or cut off from the others. The last
+line also has `moves` (of the balance), `most_moves` (of one bundle), `told_moves` (of the operator) and `splits`.
+
 With `--processes 2` each broker is two processes that share its address, and `kill_one` kills one of them.
 
 With `--transactions` clients move money between accounts, and messages from topic to topic, in transactions
@@ -56,6 +62,7 @@ import magnetar
 from magnetar.cli.common.processes import ProcessNotReady
 from tests.chaos.faults import WEIGHTS, Faults
 from tests.chaos.processes.cluster import ChaosCluster
+from tests.chaos.processes.moves import count_most, find_restless, read_moves
 from tests.chaos.workload.accounts import Verdict as OfTransfers
 from tests.chaos.workload.clients import Clients
 from tests.chaos.workload.judge import Verdict, Wrong
@@ -66,6 +73,9 @@ from tests.support.processes import run_cli
 from tests.support.zookeeper import why_no_zookeeper
 
 TOPICS = ("orders", "payments")
+WIDE_NAMESPACES = tuple(f"public/wide-{number}" for number in range(4))
+WIDE_TOPICS = tuple(f"{namespace}/{topic}" for topic in TOPICS for namespace in WIDE_NAMESPACES)
+WIDE_BUNDLES = 2
 Load = Clients | Transfers
 FAULT_EVERY_S = 8.0
 BETWEEN = 10
@@ -76,8 +86,10 @@ BETWEEN = 10
 @click.option("--minutes", type=click.FloatRange(0.01), default=1.0, show_default=True)
 @click.option("--seed", type=int, default=None, help="Of what happens to whom (default: a new one).")
 @click.option(
-    "--metadata", type=click.Choice(["sqlite", "zookeeper", "etcd"]), default="sqlite", help="Which metadata store."
+    "--metadata", type=click.Choice(["sqlite", "zookeeper", "etcd"]), default=None,
+    help="Which metadata store (default: sqlite; etcd with --wide)."
 )
+@click.option("--wide", is_flag=True, help="A large cluster: four brokers that balance, five bookies of two disks.")
 @click.option("--kinds", default="", help="Only these faults, one round after the other: kill,freeze+cut,…")
 @click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds for each fault, or longer.")
 @click.option("--processes", type=click.IntRange(1, 4), default=1, show_default=True, help="Of each broker.")
@@ -94,10 +106,11 @@ BETWEEN = 10
     "--logs", type=click.Path(file_okay=False), default=None, help="Keep logs there, and a history that is wrong."
 )
 def main(
-    minutes: float, seed: int | None, metadata: str, kinds: str, every: float, secured: bool, control: bool,
-    logs: str | None, clients: str, transactions: bool, processes: int, keyed: bool,
+    minutes: float, seed: int | None, metadata: str | None, wide: bool, kinds: str, every: float, secured: bool,
+    control: bool, logs: str | None, clients: str, transactions: bool, processes: int, keyed: bool,
     filtered: bool,
 ) -> None:  # fmt: skip
+    metadata = metadata or ("etcd" if wide else "sqlite")
     if why := {"zookeeper": why_no_zookeeper, "etcd": why_no_etcd}.get(metadata, lambda: None)():
         raise click.UsageError(why)
     wanted = [each.split("+") for each in ("power_cut" if control else kinds).split(",") if each]
@@ -106,6 +119,8 @@ def main(
     libraries = clients.split(",")
     if unknown := sorted(set(libraries) - {"sdk", "python", "java"}):
         raise click.UsageError(f"no client is called {', '.join(unknown)}; there are sdk, python, java")
+    if wide and secured:
+        raise click.UsageError("a wide cluster asks nobody who calls")
     if transactions and secured:
         raise click.UsageError("transactions are run in a cluster that asks nobody who calls")
     if transactions and (keyed or filtered):
@@ -124,7 +139,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="magnetar-chaos-") as folder:
         _log_clients(Path(folder))
         try:
-            how = {"store": metadata, "lies": control, "secured": secured, "processes": processes}
+            how = {"store": metadata, "lies": control, "secured": secured, "processes": processes, "wide": wide}
             run = Run(Path(folder), random.Random(seed), wanted, every, how, libraries, transactions, keyed, filtered)
             result = run.run(minutes * 60)
         finally:
@@ -135,6 +150,7 @@ def main(
     load = " --transactions" if transactions else " --keyed" if keyed else ""
     load += " --filtered" if filtered else ""
     load += f" --processes {processes}" if processes > 1 else ""
+    load += " --wide" if wide else ""
     if result["failed"]:
         only = f" --kinds {kinds}" if kinds else ""
         only += " --secured" if secured else f" --clients {','.join(libraries)}"
@@ -152,7 +168,7 @@ def _stop(number: int, _frame: object) -> NoReturn:
 
 def _keep(folder: Path, logs: Path) -> None:
     logs.mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.stderr", "java/*.stderr", "zookeeper/log", "etcd/log0", "history.pickle"):
+    for pattern in ("*.stderr", "java/*.stderr", "zookeeper/log", "etcd/log*", "history.pickle"):
         for file in sorted(folder.glob(pattern)):
             shutil.copy(file, logs / file.name)
 
@@ -183,10 +199,13 @@ class Run:
 
     def run(self, seconds: float) -> dict[str, Any]:
         with ChaosCluster(self.folder, **self.how) as cluster:
+            if cluster.wide:
+                cluster.make_namespaces(WIDE_NAMESPACES, WIDE_BUNDLES)
             made = others(self.libraries, cluster.pulsar_url, self.folder / "java")
             clients: Load = (
                 Transfers(cluster.url, self.rng, made) if self.transactions
-                else Clients(cluster.url, TOPICS, self.rng, cluster.security, made, self.keyed, self.filtered)
+                else Clients(cluster.url, WIDE_TOPICS if cluster.wide else TOPICS, self.rng, cluster.security, made,
+                             self.keyed, self.filtered, cluster.wide)
             )  # fmt: skip
             cluster.client_pids |= clients.pids
             faults = Faults(cluster, self.rng)
@@ -194,6 +213,8 @@ class Run:
             stuck = self._disturb(clients, faults, time.monotonic() + seconds)
             stuck += self._settle(clients, faults) if not stuck else []
             clients.close()
+        moves = read_moves(self.folder.glob("broker-*.stderr"))
+        stuck += find_restless(moves)
         verdict = clients.verdict()
         if not stuck and not verdict.counts:
             stuck += clients.proves_nothing(verdict)
@@ -204,7 +225,11 @@ class Run:
                 pickle.dump(clients.kept, file)
             for line in clients.failures[-20:]:
                 print(line, flush=True)
-        return self._result(faults, verdict, stuck) | clients.figures(verdict)
+        figures = clients.figures(verdict)
+        if cluster.wide:
+            figures |= {"moves": len(moves), "most_moves": count_most(moves), "told_moves": faults.told_moves,
+                        "splits": faults.splits}  # fmt: skip
+        return self._result(faults, verdict, stuck) | figures
 
     def _disturb(self, clients: Load, faults: Faults, until: float) -> list[str]:
         """What is stuck: then the cluster is left as it is."""

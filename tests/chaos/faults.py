@@ -15,7 +15,14 @@
 | wipe | a bookie's directory is removed: refused, forgotten, started as a new one |
 | drain | a broker is drained for some seconds, and gets bundles again |
 | revoke | a role that publishes and consumes loses its rights for some seconds (only in a secured cluster) |
+| disk | a ledgers directory of a bookie vanishes for some seconds; when it is back the bookie is killed and started |
+| split | a namespace gets twice as many bundles |
+| move | an operator moves a bundle to another broker |
+| kill_leader, freeze_leader | kill and freeze of the server that leads the metadata's |
+| part_leader | nothing passes between that one and the other servers, and all passes to and from its clients |
 | lose | a bookie is killed for good, and nobody is told (one more than at the start, after a `replace`) |
+
+`disk`, `split` and `move` are only in a wide cluster, those of the leader where the metadata has several servers.
 
 `wipe` and `lose` cost one copy of each entry. They wait until auto-recovery has made all copies again that were lost
 before (processes/copies.py): no more than ack quorum - 1 may be lost at once. Copies that are still missing when a
@@ -24,7 +31,8 @@ cluster has been healed for the bound of waiting.py are *stuck*.
 A *round* is one fault or up to three: the sudden ones (power_cut, replace, wipe, lose) first and alone, the others
 begin within some seconds of each other. It returns when all are healed and every process is ready. A process that ended
 by itself is wrong, and said. But a bookie whose sync fails on a full disk ends, and a process gives up whose metadata
-session is lost while it starts: it says so, and whoever watches over it (here we) has to start it again.
+session is lost while it starts: it says so, and whoever watches over it (here we) has to start it again. And a bookie
+ends that starts while one of its disks is away.
 """
 
 import contextlib
@@ -34,11 +42,14 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+from magnetar.admin import Admin
 from magnetar.cli.common.processes import ProcessNotReady
-from tests.chaos.processes.cluster import SESSION_S, ChaosCluster, fill
-from tests.chaos.processes.nodes import Node, Target
+from magnetar.proto.errors import MagnetarError
+from tests.chaos.processes.cluster import DISKS, SESSION_S, ChaosCluster, fill
+from tests.chaos.processes.nodes import EtcdNode, Node, Target
 from tests.chaos.processes.proxy import ANY, WHOLE, Link, Mode
 from tests.chaos.processes.security import VISITOR
 from tests.chaos.waiting import wait_until
@@ -46,11 +57,14 @@ from tests.chaos.waiting import wait_until
 WEIGHTS = {
     "kill": 6, "kill_one": 4, "restart": 1, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1,
     "delay": 1, "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 3, "wipe": 3, "lose": 4,
-    "revoke": 3, "drain": 4,
+    "revoke": 3, "drain": 4, "disk": 4, "split": 3, "move": 5, "kill_leader": 3, "freeze_leader": 3, "part_leader": 3,
 }  # fmt: skip
+WIDE = ("disk", "split", "move")
+OF_LEADERS = ("kill_leader", "freeze_leader", "part_leader")
+BUNDLES_MAX = 64
+"""Of a namespace."""
 SUDDEN = ("power_cut", "replace", "wipe", "lose")
 LOSING = ("wipe", "lose")
-BOOKIES = 4
 TOGETHER = (0.5, 0.3, 0.2)
 """How often a round has one fault, two, three."""
 APART_S = 3.0
@@ -71,7 +85,9 @@ class Faults:
         self.cluster, self.rng = cluster, rng
         self.by_kind: dict[str, int] = {}
         self.dropped = 0
-        self.copied = self.gave_up = 0
+        self.copied = self.gave_up = self.told_moves = self.splits = 0
+        self._bookies = len(cluster.bookies)
+        self._pulled: dict[str, Path] = {}  # by bookie, a directory that is away
         self._frozen: list[Target] = []
         self._disk_was_full = self._revoked = False
         self._drained: dict[str, None] = {}  # names of brokers that are ordered to drain
@@ -84,7 +100,9 @@ class Faults:
             "hold": lambda: self._link(Mode.HOLD),
             "one_way": lambda: self._link(self.rng.choice([Mode.HOLD_REQUESTS, Mode.HOLD_ANSWERS])),
             "half_open": lambda: self._link(Mode.HALF_OPEN), "reset": self._reset, "isolate": self._isolate,
-            "full_disk": self._full_disk, "revoke": self._revoke, "drain": self._drain,
+            "full_disk": self._full_disk, "revoke": self._revoke, "drain": self._drain, "disk": self._pull,
+            "split": self._split, "move": self._move, "kill_leader": lambda: self._kill(self._leader()),
+            "freeze_leader": lambda: self._freeze(self._leader()), "part_leader": self._part_leader,
         }  # fmt: skip
 
     @property
@@ -107,8 +125,10 @@ class Faults:
             (kind == "full_disk" and self.cluster.small is None)
             or (kind == "revoke" and self.cluster.security is None)
             or (kind == "kill_one" and self.cluster.processes == 1)
-            or (kind == "replace" and bookies > BOOKIES)
-            or (kind == "lose" and bookies <= BOOKIES)
+            or (kind == "replace" and bookies > self._bookies)
+            or (kind == "lose" and bookies <= self._bookies)
+            or (kind in WIDE and not self.cluster.wide)
+            or (kind in OF_LEADERS and len(self.cluster.metadata) == 1)
         )
         return not impossible
 
@@ -157,6 +177,7 @@ class Faults:
         for node in self.cluster.nodes:
             self._wait_ready(node)
         self._disk_was_full = False
+        self._pulled.clear()
         wrong += wait_until(self._undrain)
         if self._revoked:
             assert self.cluster.security is not None
@@ -184,7 +205,7 @@ class Faults:
         return found
 
     def _may_end(self, node: Target) -> bool:
-        return self._disk_was_full and node is self.cluster.bookies[0]
+        return node.name in self._pulled or (self._disk_was_full and node is self.cluster.bookies[0])
 
     # ---------------------------------------------------------------------------------------- whom
     def _running(self, *groups: list[Target]) -> Target:
@@ -194,7 +215,12 @@ class Faults:
 
     def _victim(self) -> Target:
         cluster = self.cluster
-        return self._running([*cluster.bookies], [*cluster.brokers], [cluster.metadata])
+        return self._running([*cluster.bookies], [*cluster.brokers], cluster.metadata)
+
+    def _leader(self) -> Target:
+        """Of the metadata's servers; any if none leads now."""
+        running = [each for each in self.cluster.metadata if isinstance(each, EtcdNode) and each not in self._frozen]
+        return next((each for each in running if each.leads), self._running(self.cluster.metadata))
 
     def _bookie(self) -> Node:
         """Any but the first, which has the small disk."""
@@ -208,8 +234,8 @@ class Faults:
         return round(self.rng.uniform(low, high), 1)
 
     # ---------------------------------------------------------------------------------------- processes
-    def _kill(self) -> Begun:
-        victim = self._victim()
+    def _kill(self, victim: Target | None = None) -> Begun:
+        victim = victim or self._victim()
         victim.kill()
         away = self._lasting(0.0, self.rng.choice([0.1, 1.0, 4.0]))
         return Begun(f"{victim.name}, back after {away} s", away, lambda: _revive(victim))
@@ -229,8 +255,8 @@ class Faults:
         victim.stop()
         return Begun(victim.name, 0.0, lambda: _revive(victim))
 
-    def _freeze(self) -> Begun:
-        victim = self._victim()
+    def _freeze(self, victim: Target | None = None) -> Begun:
+        victim = victim or self._victim()
         self._frozen.append(victim)
         if victim.is_running:
             victim.freeze()
@@ -249,6 +275,57 @@ class Faults:
         self._disk_was_full = True
         lasts = self._lasting(3.0, 8.0)
         return Begun(f"for {lasts} s", lasts, lambda: filler.unlink(missing_ok=True))
+
+    def _pull(self) -> Begun:
+        """Its files stay open, and no other is found."""
+        victim = self.rng.choice(self.cluster.bookies)
+        disk = self.cluster.data[victim.name] / f"disk-{self.rng.randrange(DISKS)}"
+        away = disk.with_name("pulled")
+        lasts = self._lasting(2.0, 10.0)
+        if victim.name in self._pulled or not disk.exists():
+            return Begun(f"of {victim.name}, which has one away", 0.0, lambda: None)
+        disk.rename(away)
+        self._pulled[victim.name] = disk
+
+        def put_back() -> None:
+            away.rename(disk)
+            victim.kill()
+            victim.start()
+
+        return Begun(f"{disk.name} of {victim.name} for {lasts} s", lasts, put_back)
+
+    def _split(self) -> Begun:
+        """One that it would be too much for is left alone."""
+        return self._told(self._split_namespace)
+
+    def _split_namespace(self, admin: Admin, namespace: str) -> str:
+        if (bundles := admin.namespace(namespace).bundles) >= BUNDLES_MAX:
+            return f"no more: {namespace} has {bundles} bundles"
+        bundles = admin.split_bundles(namespace).bundles
+        self.splits += 1
+        return f"{namespace} into {bundles} bundles"
+
+    def _move(self) -> Begun:
+        return self._told(self._move_bundle)
+
+    def _move_bundle(self, admin: Admin, namespace: str) -> str:
+        owned = [each for each in admin.list_bundles(namespace=namespace).bundles if each.topics]
+        if not owned:
+            return f"nothing: {namespace} has no loaded bundle"
+        bundle, target = self.rng.choice(owned), self.rng.choice(admin.brokers())
+        done = admin.unload_namespace(namespace, bundle.bundle, destination=target.name)
+        self.told_moves += bool(done.bundles)
+        return f"{namespace}/{bundle.bundle} from {bundle.broker} to {target.name}"
+
+    def _told(self, tell: Callable[[Admin, str], str]) -> Begun:
+        """An operator tells a broker, which may be away."""
+        namespace = self.rng.choice(self.cluster.namespaces)
+        try:
+            with self.cluster.admin() as admin:
+                said = tell(admin, namespace)
+        except MagnetarError as error:
+            said = f"of {namespace}, perhaps: {error!s:.200}"
+        return Begun(said, 0.0, lambda: None)
 
     def _revoke(self) -> Begun:
         """Given back when all is healed: until then a broker may not be reached."""
@@ -325,15 +402,24 @@ class Faults:
 
     def _isolate(self) -> Begun:
         cluster = self.cluster
-        victim = self._running([*cluster.bookies], [*cluster.brokers])
+        servers = cluster.metadata if len(cluster.metadata) > 1 else []
+        victim = self._running([*cluster.bookies], [*cluster.brokers], *[servers] * bool(servers))
         others = ["client", *(node.name for node in cluster.nodes if node is not victim)]
 
+        return self._part(victim, others, Mode.HOLD)
+
+    def _part_leader(self) -> Begun:
+        victim = self._leader()
+        others = [each.name for each in self.cluster.metadata if each is not victim]
+        return self._part(victim, others, self.rng.choice([Mode.HOLD, Mode.CUT]))
+
+    def _part(self, victim: Target, others: list[str], mode: Mode) -> Begun:
         def link(how: Link) -> None:
             for other in others:
-                cluster.proxy.set(victim.name, other, how)
-                cluster.proxy.set(other, victim.name, how)
+                self.cluster.proxy.set(victim.name, other, how)
+                self.cluster.proxy.set(other, victim.name, how)
 
-        link(Link(Mode.HOLD))
+        link(Link(mode))
         lasts = self._lasting(SESSION_S + 1, SESSION_S + 5)
         return Begun(f"{victim.name} for {lasts} s", lasts, lambda: link(WHOLE))
 

@@ -1,5 +1,6 @@
 """Half a minute of `python -m tests.chaos` on each metadata store, also of its transactions, and of its control; how it
-ends when it is told to; what it draws, how it waits, and a disk that forgets what was not synced."""
+ends when it is told to; what it draws, how it waits, and a disk that forgets what was not synced; what is said of moves
+that the balance should not have made."""
 
 import contextlib
 import json
@@ -16,10 +17,12 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.faults import BOOKIES, SUDDEN, WEIGHTS, Faults
+from tests.chaos.faults import OF_LEADERS, SUDDEN, WEIGHTS, WIDE, Faults
 from tests.chaos.processes import unsynced
 from tests.chaos.processes.cluster import small_disk
+from tests.chaos.processes.moves import count_most, find_restless, read_moves
 from tests.chaos.waiting import wait_until
+from tests.support.etcd import why_no_etcd
 from tests.support.zookeeper import why_no_zookeeper
 
 LONG_S = 300.0
@@ -39,10 +42,14 @@ def _chaos(*arguments: str) -> dict[str, Any]:
     [
         ("kill+half_open,power_cut,wipe+revoke", ["--secured"]),
         ("kill_one,kill_one+cut,freeze+kill", ["--processes", "2", "--clients", "sdk,python", "--keyed", "--filtered"]),
+        ("disk+kill_leader,part_leader+split,move+restart", ["--wide", "--clients", "sdk"]),
     ],
 )
 def test_a_cluster_under_faults_loses_nothing_and_says_so(kinds: str, how: list[str], tmp_path: Path) -> None:
     """Some kinds alone and some that overlap; half an hour of all of them, on ZooKeeper too, is for by hand."""
+    metadata = "etcd" if "--wide" in how else "sqlite"
+    if metadata == "etcd" and (why := why_no_etcd()):
+        pytest.skip(why)
     if "--secured" in how:
         with contextlib.suppress(PermissionError), small_disk(tmp_path, 1):
             kinds += ",full_disk"
@@ -51,7 +58,7 @@ def test_a_cluster_under_faults_loses_nothing_and_says_so(kinds: str, how: list[
     assert result["by_kind"] == Counter(wanted)
     assert set(wanted) < set(WEIGHTS)
     assert {name: result[name] for name in ("faults", "lost", "duplicated", "stuck", "failed", "metadata")} == {
-        "faults": len(wanted), "lost": 0, "duplicated": 0, "stuck": 0, "failed": 0, "metadata": "sqlite",
+        "faults": len(wanted), "lost": 0, "duplicated": 0, "stuck": 0, "failed": 0, "metadata": metadata,
     }  # fmt: skip
     assert result["acknowledged"] > 100
     assert result["delivered"] >= 2 * result["acknowledged"]
@@ -111,15 +118,36 @@ def _command_lines() -> list[str]:
 
 
 def test_what_is_drawn_costs_data_only_where_it_may_and_comes_first() -> None:
-    cluster = SimpleNamespace(bookies=[None] * BOOKIES, small=None, security=None, processes=1)
+    cluster = SimpleNamespace(
+        bookies=[None] * 4, metadata=[None], small=None, security=None, processes=1, wide=False
+    )  # fmt: skip
     faults = Faults(cluster, random.Random(7))  # type: ignore[arg-type]
     rounds = [faults.draw() for _ in range(2000)]
-    assert {kind for kinds in rounds for kind in kinds} == set(WEIGHTS) - {"full_disk", "lose", "revoke", "kill_one"}
+    never = {"full_disk", "revoke", "kill_one"}
+    assert {kind for kinds in rounds for kind in kinds} == set(WEIGHTS) - {*never, "lose", *WIDE, *OF_LEADERS}
     assert {len(kinds) for kinds in rounds} == {1, 2, 3}
     assert not [kinds for kinds in rounds if set(kinds[1:]) & set(SUDDEN)]
     cluster.bookies.append(None)
     later = {kind for _ in range(2000) for kind in faults.draw()}
-    assert later == set(WEIGHTS) - {"full_disk", "replace", "revoke", "kill_one"}
+    assert later == set(WEIGHTS) - {*never, "replace", *WIDE, *OF_LEADERS}
+    cluster.wide, cluster.metadata = True, [None] * 3
+    widest = {kind for _ in range(2000) for kind in faults.draw()}
+    assert widest == set(WEIGHTS) - {*never, "replace"}
+
+
+def test_a_bundle_that_the_balance_moves_before_its_rest_is_over_is_said(tmp_path: Path) -> None:
+    def line(at_s: float, text: str) -> str:
+        return f"2026-01-01T00:{at_s // 60:02.0f}:{at_s % 60:06.3f} INFO    magnetar.broker: {text}\n"
+
+    leads, moves = "this broker balances the load of brokers", "moves from one to two: one is 40 % busy"
+    rested = [(0, leads), (1, f"/a {moves}"), (62, f"/a {moves}"), (70, f"/b {moves}"), (183, f"/a {moves}")]
+    restless = [(190, f"/b {moves}"), (280, f"/a {moves}"), (300, leads), (301, f"/a {moves}"), (302, f"/a {moves}")]
+    for name, lines in (("rested", rested), ("restless", rested + restless)):
+        (tmp_path / name).write_text("".join(line(*each) for each in lines))
+    found = read_moves([tmp_path / "rested"])
+    assert (len(found), count_most(found), find_restless(found)) == (4, 3, [])
+    said = find_restless(read_moves([tmp_path / "restless"]))
+    assert said == ["/a moves again after 97.0 s of 240 s", "/a moves again after 1.0 s of 60 s"]
 
 
 def test_what_a_busy_machine_makes_one_wait_longer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

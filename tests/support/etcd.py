@@ -41,14 +41,15 @@ class EtcdCluster:
 
     def __init__(
         self, directory: Path, servers: int = 1, *, arguments: tuple[str, ...] = (), tls: TlsFiles | None = None,
-        sync: bool = False,
+        sync: bool = False, peer_host: str = "127.0.0.1",
     ) -> None:  # fmt: skip
         """`tls`: clients use it, and need no certificate. `sync`: writes are synced to the disk, which kill -9 does not
-        ask for."""
+        ask for. `peer_host`: where the servers look for each other, such as a proxy at the same ports."""
         assert shutil.which("etcd"), WHAT_TO_INSTALL
         self.directory = directory
         self.ports = [find_free_port("127.0.0.1") for _ in range(servers)]
-        self._peers = [find_free_port("127.0.0.1") for _ in range(servers)]
+        self._peers = [find_free_port("127.0.0.1", peer_host) for _ in range(servers)]
+        self._peer_host = peer_host
         self._arguments = arguments if sync else (*arguments, "--unsafe-no-fsync")
         self._tls = tls
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * servers
@@ -69,12 +70,13 @@ class EtcdCluster:
     def start(self, number: int = 0, *, wait: bool = True) -> None:
         scheme = "http" if self._tls is None else "https"
         client, peer = (f"{scheme}://127.0.0.1:{self.ports[number]}", f"http://127.0.0.1:{self._peers[number]}")
-        all_of_them = ",".join(f"m{at}=http://127.0.0.1:{port}" for at, port in enumerate(self._peers))
+        all_of_them = ",".join(f"m{at}=http://{self._peer_host}:{port}" for at, port in enumerate(self._peers))
         secured = () if self._tls is None else ("--cert-file", self._tls.certificate, "--key-file", self._tls.key)
         command = [
             "etcd", "--name", f"m{number}", "--data-dir", str(self.directory / f"m{number}"),
             "--listen-client-urls", client, "--advertise-client-urls", client,
-            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--listen-peer-urls", peer,
+            "--initial-advertise-peer-urls", f"http://{self._peer_host}:{self._peers[number]}",
             "--initial-cluster", all_of_them, "--initial-cluster-state", "new", "--log-level", "warn",
             *secured, *self._arguments,
         ]  # fmt: skip
@@ -132,14 +134,22 @@ class EtcdCluster:
             for number, process in enumerate(self._processes):
                 if process is None or process.poll() is not None:
                     continue
-                try:
-                    found = self.ask(number, "maintenance/status", {})
-                except OSError:
-                    continue
-                if found.get("leader") == found["header"]["member_id"]:
+                if self.leads(number):
                     return number
             assert time.monotonic() < end, "no leader"
             time.sleep(0.05)
+
+    def leads(self, number: int, timeout_s: float = 5.0) -> bool:
+        """Returns whether this server says that it is the leader. One that has been cut off says so for a while."""
+        try:
+            found = self.ask(number, "maintenance/status", {}, timeout_s)
+        except OSError:
+            return False
+        return bool(found.get("leader") == found["header"]["member_id"])
+
+    def is_running(self, number: int) -> bool:
+        process = self._processes[number]
+        return process is not None and process.poll() is None
 
     def pid_of(self, number: int) -> int:
         process = self._processes[number]

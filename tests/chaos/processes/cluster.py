@@ -3,10 +3,13 @@
 Every process listens on 127.0.0.1 and is advertised as 127.0.0.2, where the proxy (proxy.py) listens at the
 same port (Linux has all of 127/8); for the metadata each has an address of its own. So each pair has its link: client
 to broker, broker to broker, broker to bookie, bookie to bookie, and all to the metadata, which is `magnetar metadata`
-(SQLite), a real ZooKeeper or a real etcd. Who a connection comes from is asked of /proc; "client" is this process.
+(SQLite), a real ZooKeeper or a real etcd of three servers, which reach each other through it, too. Who a connection
+comes from is asked of /proc; "client" is this process.
 
 With `secured` everything asks who calls: TLS and tokens at the brokers, certificates at the metadata, keys at bookies.
 With `processes` each broker is so many processes, at ports after each other, and one name.
+With `wide` there are more of them, each bookie has a journal and two ledgers directories in its folder, and the balance
+is in haste (moves.py).
 Auto-recovery runs in the bookies, with shorter times than by default: copies are made again many times in a run.
 """
 
@@ -18,14 +21,16 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from magnetar.admin import Admin
 from magnetar.cli.common.processes import Processes, find_free_port
 from magnetar.runtime.network import Endpoint
 from tests.chaos.processes.copies import missing_copies
-from tests.chaos.processes.nodes import READY_S, EtcdNode, Node, Target, ZookeeperNode
+from tests.chaos.processes.moves import HASTE
+from tests.chaos.processes.nodes import ETCD_SERVERS, READY_S, EtcdNode, EtcdServers, Node, Target, ZookeeperNode
 from tests.chaos.processes.proxy import Proxy, owner_of
 from tests.chaos.processes.security import Security
 from tests.chaos.processes.unsynced import LIES, STALLED, UNDO, drop
@@ -35,6 +40,9 @@ from tests.support.processes import Result, run_cli
 HERE, ADVERTISED = "127.0.0.1", "127.0.0.2"
 SESSION_S = 2.0
 SMALL_MIB = 256
+DISKS = 2
+"""Ledgers directories of a bookie in a wide cluster."""
+ADMIN_S = 10.0
 STALL_MAX_S = 0.5
 """How long disks stand still before the power goes: less than an add may take."""
 SETTINGS = """
@@ -68,6 +76,8 @@ degraded_roll_s = 10.0
 """
 """Checkpoints, rolls, collection and compaction run all the time, ledgers end often; a bookie that is away for a little
 longer than its session is lost."""
+LINK = "link_bytes_s = 20000\n"
+"""In a wide cluster a loud topic is a third of what a broker can do, however busy this machine is."""
 
 
 @contextlib.contextmanager
@@ -88,11 +98,13 @@ def small_disk(folder: Path, mib: int) -> Iterator[Path]:
 
 class ChaosCluster(Processes):
     def __init__(
-        self, directory: Path, *, bookies: int = 4, brokers: int = 2, store: str = "sqlite", lies: bool = False,
-        secured: bool = False, processes: int = 1,
+        self, directory: Path, *, store: str = "sqlite", lies: bool = False, secured: bool = False,
+        processes: int = 1, wide: bool = False,
     ) -> None:  # fmt: skip
         """`store`: of the metadata: sqlite, zookeeper or etcd. `processes`: of each broker (`--processes`)."""
         super().__init__(directory)
+        self.wide = wide
+        bookies, brokers = (5, 4) if wide else (4, 2)
         self.security = Security(directory / "security") if secured else None
         self.environment = {} if self.security is None else self.security.environment
         self.lies = lies
@@ -102,22 +114,23 @@ class ChaosCluster(Processes):
         self.data: dict[str, Path] = {}
         self.pulsar_ports: dict[str, int] = {}  # by broker, of Pulsar's protocol
         self.client_pids = {os.getpid()}
+        self.namespaces: Sequence[str] = ()
         self._disks = contextlib.ExitStack()
         self._next_address, self._replaced = 3, 0
-        self._foreign: ZookeeperNode | EtcdNode | None = None
+        self._foreign: list[Target] = []
         self.small: Path | None = None  # the disk of bookie-0, where this user may mount one
         with contextlib.suppress(PermissionError):
             self.small = self._disks.enter_context(small_disk(directory, SMALL_MIB))
         self.config = directory / "magnetar.toml"
-        self.config.write_text(SETTINGS)
-        self.metadata: Target
+        self.config.write_text(SETTINGS + LINK * wide)
+        self.metadata: list[Target] = []
+        """Its servers."""
         try:
-            if store != "sqlite":
-                kind = ZookeeperNode if store == "zookeeper" else EtcdNode
-                self.metadata = self._foreign = kind(directory / store)
+            if store == "sqlite":
+                self.metadata = [self.node("metadata", "metadata", "--data", str(directory / "metadata"))]
             else:
-                self.metadata = self.node("metadata", "metadata", "--data", str(directory / "metadata"))
-            self.metadata.wait_ready()
+                self.metadata = self._foreign = self._start_foreign(store, directory / store)
+            self.metadata[0].wait_ready()
             places = [self.small or directory] + [directory] * (bookies - 1)
             self.bookies = [self.bookie(f"bookie-{i}", place / f"bookie-{i}") for i, place in enumerate(places)]
             for bookie in self.bookies:
@@ -143,16 +156,25 @@ class ChaosCluster(Processes):
         self.proxy.__exit__(None, None, None)
         self._disks.close()
 
+    def _start_foreign(self, store: str, folder: Path) -> list[Target]:
+        if store == "zookeeper":
+            return [ZookeeperNode(folder)]
+
+        def listen(number: int, port: int) -> None:
+            self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), f"metadata-{number}")
+
+        servers = EtcdServers(folder, ADVERTISED, listen)
+        return [EtcdNode(servers, number) for number in range(ETCD_SERVERS)]
+
     @property
     def nodes(self) -> list[Target]:
         """All of the cluster, the metadata first; not those that were taken away."""
-        nodes: list[Target] = [process for process in self.started if isinstance(process, Node)]
-        return nodes if self._foreign is None else [self._foreign, *nodes]
+        return [*self._foreign, *(process for process in self.started if isinstance(process, Node))]
 
     @property
     def at(self) -> str:
         """The metadata, past the proxy."""
-        return self.metadata.at(HERE)
+        return self.metadata[0].at(HERE)
 
     @property
     def url(self) -> str:
@@ -168,7 +190,11 @@ class ChaosCluster(Processes):
 
     def bookie(self, name: str, data: Path, port: int | None = None) -> Node:
         self.data[name] = data
-        return self.node(name, "bookie", *self._where(), "--data", str(data), port=port)
+        where = ["--data", str(data)]
+        if self.wide:
+            where += ["--journal", str(data / "journal")]
+            where += [each for number in range(DISKS) for each in ("--ledgers", str(data / f"disk-{number}"))]
+        return self.node(name, "bookie", *self._where(), *where, port=port)
 
     def node(self, name: str, role: str, *arguments: str, port: int | None = None) -> Node:
         """Starts it behind the proxy; at `port` when the proxy listens there already."""
@@ -176,10 +202,11 @@ class ChaosCluster(Processes):
             port = self._ports(name, self.processes if role == "broker" else 1)
         where = ["--listen", f"{HERE}:{port}"]
         if role != "metadata":
-            own = Endpoint(f"127.0.0.{self._next_address}", self.metadata.port)
+            own = f"127.0.0.{self._next_address}"
             self._next_address += 1
-            self.proxy.listen(own, Endpoint(HERE, self.metadata.port), self.metadata.name, name)
-            where += ["--metadata", self.metadata.at(own.host)]
+            for server in self.metadata:
+                self.proxy.listen(Endpoint(own, server.port), Endpoint(HERE, server.port), server.name, name)
+            where += ["--metadata", self.metadata[0].at(own)]
             where += ["--advertise", ADVERTISED if role == "bookie" else f"{ADVERTISED}:{port}"]
         if role == "broker":
             self.pulsar_ports[name] = self._ports(name, self.processes)
@@ -190,6 +217,8 @@ class ChaosCluster(Processes):
             environment[UNDO] = str(self.directory / f"{name}.undo")
             if self.lies:
                 environment[LIES] = "1"
+        if self.wide:
+            environment[HASTE] = "1"
         node = Node(name, [role, *where, *arguments], self.directory, environment)
         node.port = port
         self.started.append(node)
@@ -228,11 +257,12 @@ class ChaosCluster(Processes):
 
     def start_all(self) -> None:
         """Without waiting for them; the metadata answers when this returns."""
-        for node in (self.metadata, *self.bookies, *self.brokers):
-            if not node.is_running:
-                node.start()
-                if node is self.metadata:
-                    node.wait_ready()
+        for nodes in (self.metadata, self.bookies, self.brokers):
+            for node in nodes:
+                if not node.is_running:
+                    node.start()
+            if nodes is self.metadata:
+                nodes[0].wait_ready()
 
     def wipe(self, bookie: Node) -> str:
         """Its directory is gone: it refuses to start, is forgotten, and comes back as another. The new id."""
@@ -258,7 +288,9 @@ class ChaosCluster(Processes):
         self._replaced += 1
         data = self.data[bookie.name]
         self.data[bookie.name] = self.directory / f"{bookie.name}-empty-{self._replaced}"
-        bookie.arguments = [str(self.data[bookie.name]) if each == str(data) else each for each in bookie.arguments]
+        empty = str(self.data[bookie.name])
+        bookie.arguments = [empty + each[len(str(data)) :] if f"{each}/".startswith(f"{data}/") else each
+                            for each in bookie.arguments]  # fmt: skip
         moved = self.bookie(f"bookie-moved-{self._replaced}", data)
         self.bookies.append(moved)
         bookie.start()
@@ -290,6 +322,15 @@ class ChaosCluster(Processes):
     def _brokers(self, *arguments: str) -> Result:
         run = run_cli if self.security is None else self.security.cli
         return run("brokers", *arguments, "--url", self.url)
+
+    def make_namespaces(self, names: Sequence[str], bundles: int) -> None:
+        self.namespaces = names
+        with self.admin() as admin:
+            for name in names:
+                admin.create_namespace(name, bundles=bundles)
+
+    def admin(self) -> Admin:
+        return Admin(self.url, timeout_s=ADMIN_S)
 
     def missing_copies(self) -> list[str]:
         """What tests/chaos/processes/copies.py says; empty: one bookie may lose its data."""

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from magnetar.cli.common.processes import Process
@@ -12,6 +13,8 @@ from tests.support.children import pids
 from tests.support.etcd import EtcdCluster
 from tests.support.zookeeper import JUTE_MAXBUFFER, ZookeeperServer
 
+ETCD_SERVERS = 3
+LEADER_ASKED_S = 1.0
 READY_S = 180.0
 """Seven processes that start at once on a busy machine take their time, and it is not what is looked at here."""
 
@@ -89,54 +92,80 @@ class ZookeeperNode(ZookeeperServer):
         return self.stderr_path.read_text(errors="replace")
 
 
-class EtcdNode(EtcdCluster):
-    """A real etcd of one server in the place of the metadata service."""
+class EtcdServers(EtcdCluster):
+    """Three servers that reach each other through the proxy. `listen`: called with the number and the port of each at
+    which the others look for it, before they start."""
 
-    name = "metadata"
+    def __init__(self, directory: Path, peer_host: str, listen: Callable[[int, int], object]) -> None:
+        self._listen = listen
+        self._listens = set[int]()
+        super().__init__(directory, ETCD_SERVERS, sync=True, peer_host=peer_host)
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, sync=True)
+    def start(self, number: int = 0, *, wait: bool = False) -> None:
+        if number not in self._listens:
+            self._listens.add(number)
+            self._listen(number, self._peers[number])
+        super().start(number, wait=wait)
+
+
+class EtcdNode:
+    """One server of a real etcd that is in the place of the metadata service."""
+
+    def __init__(self, servers: EtcdServers, number: int) -> None:
+        self.name = f"metadata-{number}"
+        self.servers, self.number = servers, number
 
     @property
     def port(self) -> int:
-        return self.ports[0]
+        return self.servers.ports[self.number]
+
+    @property
+    def pid(self) -> int:
+        return self.servers.pid_of(self.number)
 
     @property
     def pids(self) -> list[int]:
         return [self.pid]
 
     @property
-    def pid(self) -> int:
-        return self.pid_of(0)
+    def is_running(self) -> bool:
+        return self.servers.is_running(self.number)
 
     @property
-    def is_running(self) -> bool:
-        process = self._processes[0]
-        return process is not None and process.poll() is None
+    def leads(self) -> bool:
+        return self.is_running and self.servers.leads(self.number, LEADER_ASKED_S)
 
-    def start(self, number: int = 0, *, wait: bool = False) -> None:
-        super().start(number, wait=wait)
+    def start(self) -> None:
+        self.servers.start(self.number)
+
+    def wait_ready(self) -> None:
+        """Until all that run answer."""
+        self.servers.wait_ready()
+
+    def kill(self) -> None:
+        self.servers.kill(self.number)
 
     def freeze(self) -> None:
-        self.pause(0)
+        _signal(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        self.resume(0)
+        _signal(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """In order."""
         self.thaw()
-        self.terminate(0)
+        self.servers.terminate(self.number)
 
     def at(self, host: str) -> str:
-        return f"etcd://{host}:{self.port}/magnetar"
+        """All of them."""
+        return f"etcd://{','.join(f'{host}:{port}' for port in self.servers.ports)}/magnetar"
 
     @property
     def stderr_path(self) -> Path:
-        return self.directory / "log0"
+        return self.servers.directory / f"log{self.number}"
 
-    def output(self, number: int = 0) -> str:
-        return super().output(number)
+    def output(self) -> str:
+        return self.servers.output(self.number)
 
 
 Target = Node | ZookeeperNode | EtcdNode

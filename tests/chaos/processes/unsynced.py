@@ -11,6 +11,8 @@ On a fast disk nearly nothing is ever under way, and a power cut would take noth
 up to SYNC_MAX_S longer than they do, and as long as there is a file STALLED beside the notes none comes to its end:
 that is what a power cut begins with.
 
+With HASTE of moves.py in the environment the balance is in haste.
+
 With LIES in the environment no sync is noted and nothing is direct: a disk that lies, the known-bad control of a run.
 SQLite writes past this (metadata): a power cut is only `kill -9` for it.
 """
@@ -273,9 +275,11 @@ def _read(notes: Path) -> list[Any]:
 
 if __name__ == "__main__":
     from magnetar.cli.main import main
-    from tests.chaos.processes import stacks, unsynced  # its notes are read under that name
+    from tests.chaos.processes import moves, stacks, unsynced  # its notes are read under that name
 
     stacks.listen()
+    if moves.HASTE in os.environ:
+        moves.make_haste()
     if UNDO in os.environ:
         process.SystemFiles = unsynced.NotedFiles  # type: ignore[misc]
     sys.exit(main())

@@ -36,6 +36,7 @@ from tests.chaos.workload.libraries import ENDED, ERRORS, OK, QUEUE_IS_FULL, TIM
 
 BURST = 6
 PAUSE_S = 0.2
+UNEVEN, TURN_S, QUIETER = 4, 45.0, 6
 KEYS = 7
 NACKED = 0.02
 REOPENED_AFTER = 400
@@ -71,10 +72,11 @@ class Clients:
     def __init__(
         self, url: str, topics: tuple[str, ...], rng: random.Random, security: Security | None = None,
         others: Sequence[Callable[[Callable[[], None]], Any]] = (), keyed: bool = False, filtered: bool = False,
+        uneven: bool = False,
     ) -> None:  # fmt: skip
         """`others` make clients of other libraries; each gets what to call when it has lost a connection. `keyed`,
-        `filtered`: with the subscription of that name."""
-        self.url, self.topics, self.rng = url, topics, rng
+        `filtered`: with the subscription of that name. `uneven`: not all topics have as much at the same time."""
+        self.url, self.topics, self.rng, self._uneven = url, topics, rng, uneven
         self.note = history.Recorder()
         self.failures: list[str] = []
         self.acked: dict[tuple[str, str], set[history.Id]] = {}
@@ -133,7 +135,8 @@ class Clients:
     def start(self) -> None:
         if self._filtered:
             with magnetar.admin.Admin(self.url) as admin:
-                admin.set_namespace_policies("public/default", Policies(key_index="keys+properties"))
+                for namespace in sorted({each.rpartition("/")[0] or "public/default" for each in self.topics}):
+                    admin.set_namespace_policies(namespace, Policies(key_index="keys+properties"))
         for topic in self.topics:
             self._subscribe(topic, "audit", history.Order.NONE).close()  # it never looks, so that nothing is trimmed
             for name, order, consumers in self._subscriptions:
@@ -257,7 +260,7 @@ class Clients:
     def _produce(self, topic: str, name: str) -> None:
         producer = self._retried(lambda: self._producer(topic, name), self._sending)
         seq = 0
-        while producer is not None and not self._sending.wait(PAUSE_S):
+        while producer is not None and not self._sending.wait(self._pause_s(topic)):
             finished = False
             for _ in range(BURST):
                 finished |= not self._send(producer, topic, name, seq)
@@ -268,6 +271,11 @@ class Clients:
                 self.failures.append(repr(error))
             if finished:
                 producer = self._retried(lambda: self._producer(topic, name), self._sending)
+
+    def _pause_s(self, topic: str) -> float:
+        """With `uneven` one topic of UNEVEN is loud, which all are by turns: brokers are busy by turns."""
+        turn = int(time.monotonic() / TURN_S) + self.topics.index(topic)
+        return PAUSE_S * QUIETER if self._uneven and turn % UNEVEN else PAUSE_S
 
     def _producer(self, topic: str, name: str) -> Any:
         client = self._visitor if name.endswith(VISITOR) else self._library(topic, other=name.endswith("-1"))
