@@ -48,7 +48,7 @@ from typing import NamedTuple
 from magnetar.admin import Admin
 from magnetar.cli.common.processes import ProcessNotReady
 from magnetar.proto.errors import MagnetarError
-from tests.chaos.processes.cluster import DISKS, SESSION_S, ChaosCluster, fill
+from tests.chaos.processes.cluster import DISKS, ChaosCluster, fill
 from tests.chaos.processes.nodes import EtcdNode, Node, Target
 from tests.chaos.processes.proxy import ANY, WHOLE, Link, Mode
 from tests.chaos.processes.security import VISITOR
@@ -86,7 +86,7 @@ class Faults:
         self.by_kind: dict[str, int] = {}
         self.dropped = 0
         self.copied = self.gave_up = self.told_moves = self.splits = 0
-        self._bookies = len(cluster.bookies)
+        self._bookies, self._session_s = len(cluster.bookies), cluster.session_s
         self._pulled: dict[str, Path] = {}  # by bookie, a directory that is away
         self._frozen: list[Target] = []
         self._disk_was_full = self._revoked = False
@@ -260,7 +260,7 @@ class Faults:
         self._frozen.append(victim)
         if victim.is_running:
             victim.freeze()
-        lasts = self._lasting(SESSION_S + 1, SESSION_S + 5)
+        lasts = self._lasting(self._session_s + 1, self._session_s + 5)
 
         def thaw() -> None:
             self._frozen.remove(victim)
@@ -333,7 +333,7 @@ class Faults:
         assert security is not None
         self._revoked = True
         done = security.revoke(self.cluster.url, VISITOR)
-        lasts = self._lasting(1.0, SESSION_S + 4)
+        lasts = self._lasting(1.0, self._session_s + 4)
         return Begun(f"the rights of {VISITOR} for {lasts} s{'' if done else ', perhaps'}", lasts, lambda: None)
 
     def _drain(self) -> Begun:
@@ -342,7 +342,7 @@ class Faults:
         victim = self._running([*self.cluster.brokers])
         names = self.cluster.drain(victim)
         self._drained.update(dict.fromkeys(names))
-        lasts = self._lasting(0.5, SESSION_S + 4)
+        lasts = self._lasting(0.5, self._session_s + 4)
         what = f"{victim.name} for {lasts} s{'' if names else ', perhaps'}"
         return Begun(what, lasts, self._undrain)
 
@@ -391,7 +391,7 @@ class Faults:
     def _bad(self, link: Link) -> Begun:
         pair = self._pair()
         self.cluster.proxy.set(*pair, link)
-        lasts = self._lasting(1.0, SESSION_S + 4)
+        lasts = self._lasting(1.0, self._session_s + 4)
         what = f" ({link.bytes_per_s} bytes/s)" if link.bytes_per_s else f" ({link.delay_s} s)" if link.delay_s else ""
         return Begun(f"{' -> '.join(pair)}{what} for {lasts} s", lasts, lambda: self.cluster.proxy.set(*pair, WHOLE))
 
@@ -420,7 +420,7 @@ class Faults:
                 self.cluster.proxy.set(other, victim.name, how)
 
         link(Link(mode))
-        lasts = self._lasting(SESSION_S + 1, SESSION_S + 5)
+        lasts = self._lasting(self._session_s + 1, self._session_s + 5)
         return Begun(f"{victim.name} for {lasts} s", lasts, lambda: link(WHOLE))
 
 

@@ -119,7 +119,8 @@ def _command_lines() -> list[str]:
 
 def test_what_is_drawn_costs_data_only_where_it_may_and_comes_first() -> None:
     cluster = SimpleNamespace(
-        bookies=[None] * 4, metadata=[None], small=None, security=None, processes=1, wide=False
+        bookies=[None] * 4, metadata=[None], small=None, security=None, processes=1, wide=False,
+        session_s=2.0,
     )  # fmt: skip
     faults = Faults(cluster, random.Random(7))  # type: ignore[arg-type]
     rounds = [faults.draw() for _ in range(2000)]

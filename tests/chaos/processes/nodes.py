@@ -14,6 +14,8 @@ from tests.support.etcd import EtcdCluster
 from tests.support.zookeeper import JUTE_MAXBUFFER, ZookeeperServer
 
 ETCD_SERVERS = 3
+ELECTION = ("--heartbeat-interval", "200", "--election-timeout", "2000")
+"""In ms: by default a follower calls for an election after one second, which this machine may be busy for."""
 LEADER_ASKED_S = 1.0
 READY_S = 180.0
 """Seven processes that start at once on a busy machine take their time, and it is not what is looked at here."""
@@ -99,7 +101,7 @@ class EtcdServers(EtcdCluster):
     def __init__(self, directory: Path, peer_host: str, listen: Callable[[int, int], object]) -> None:
         self._listen = listen
         self._listens = set[int]()
-        super().__init__(directory, ETCD_SERVERS, sync=True, peer_host=peer_host)
+        super().__init__(directory, ETCD_SERVERS, arguments=ELECTION, peer_host=peer_host)
 
     def start(self, number: int = 0, *, wait: bool = False) -> None:
         if number not in self._listens:
