@@ -1,5 +1,6 @@
 """A namespace whose bundles are doubled while brokers ask for them, move them, and lose their sessions: interleavings
-of their calls with at most two switches between them, and some with more; then with real brokers and clients."""
+of their calls with at most two switches between them, and some with more; on real stores; then with real brokers and
+clients."""
 
 import asyncio
 import itertools
@@ -47,6 +48,7 @@ from magnetar.metadata.tree_core import check_version
 from magnetar.proto.errors import InvalidRequest, NamespaceNotFound, NotAllowed, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.clock import SystemClock
+from tests.metadata.stores import Backend, conformance
 from tests.support.cluster import cluster
 
 NAME = NamespaceName("public", "default")
@@ -170,9 +172,10 @@ class Session(MetadataStore):
 class Cluster:
     """Three brokers; the first owns both bundles of the namespace."""
 
-    def __init__(self) -> None:
+    def __init__(self, stores: Sequence[MetadataStore] = ()) -> None:
+        """`stores`: three sessions of a real store."""
         self.tree = Tree()
-        self.sessions = [Session(self.tree) for _ in range(3)]
+        self.sessions: Sequence[Any] = stores or [Session(self.tree) for _ in range(3)]
         self.brokers = [
             Ownership(session, BrokerRecord(name=name, endpoint=f"{name}:1"), random.Random(1), SystemClock())
             for name, session in zip("abc", self.sessions, strict=True)
@@ -192,6 +195,21 @@ class Cluster:
             for path in [] if each.lost else each.owner_record_paths:
                 claimed += list_bundle_parts(path.rpartition("/")[2], 64)
         assert len(set(claimed)) == len(claimed), [each.owner_record_paths for each in self.brokers]
+
+    async def check_end(self, asked: Sequence[int] = range(3)) -> None:
+        """When all is quiet the brokers that are asked name one owner, by the old number of bundles and the new."""
+        found = await get_record(self.sessions[asked[0]], RECORD, NamespaceRecord)
+        assert found is not None
+        assert found[0].bundles == 8
+        for topic in TOPICS:
+            owners = [await self.ask(broker, topic, record) for broker, record in product(asked, (found[0], OLD))]
+            names = {each.name for each in owners if each is not None}
+            assert len(names) == 1
+            assert None not in owners
+            owner = self.brokers["abc".index(*names)]
+            assert (await self.ask("abc".index(*names), topic, found[0])) is owner.me
+            assert owner.is_owned(owner.owner_record_path(topic, found[0]))
+        self.check()
 
     # -------------------------------------------------------------- what happens at the same time
     async def split(self) -> None:
@@ -289,18 +307,7 @@ async def _run(acting: Sequence[Callable[[Cluster], Awaitable[None]]], choose: C
     for each in tasks:
         assert each.done(), "an actor waits for ever"
         each.result()
-    found = await get_record(cluster.sessions[0], RECORD, NamespaceRecord)
-    assert found is not None
-    assert found[0].bundles == 8
-    for topic in TOPICS:
-        owners = [await cluster.ask(broker, topic, record) for broker, record in product(range(3), (found[0], OLD))]
-        names = {each.name for each in owners if each is not None}
-        assert len(names) == 1
-        assert None not in owners
-        owner = cluster.brokers["abc".index(*names)]
-        assert (await cluster.ask("abc".index(*names), topic, found[0])) is owner.me
-        assert owner.is_owned(owner.owner_record_path(topic, found[0]))
-    cluster.check()
+    await cluster.check_end()
     return steps
 
 
@@ -329,6 +336,21 @@ async def test_no_topic_has_two_owners_while_its_namespace_is_split_however_call
                 await _run(acting, _switch_at(points, order))
     for seed in range(60):
         await _run(acting, random.Random(seed).choice)
+
+
+@conformance
+async def test_on_each_store_a_split_under_questions_and_a_move_leaves_each_topic_one_owner(backend: Backend) -> None:
+    cluster = Cluster([await backend.store() for _ in range(3)])
+    await cluster.open()
+    acting = (Cluster.split, Cluster.ask_by_old_number, Cluster.ask_by_new_number, Cluster.move)
+    await asyncio.gather(*(act(cluster) for act in acting))
+    await cluster.check_end()
+    first, second, _ = cluster.sessions
+    changes = second.watch(paths.broker("a"), await second.revision())
+    cluster.brokers[0].lost = True
+    await first.close()
+    await anext(changes)  # its session ends a moment later
+    await cluster.check_end((1, 2))
 
 
 # ------------------------------------------------------------------------------------------------ brokers
