@@ -20,9 +20,10 @@
 | move | an operator moves a bundle to another broker |
 | kill_leader, freeze_leader | kill and freeze of the server that leads the metadata's |
 | part_leader | nothing passes between that one and the other servers, and all passes to and from its clients |
+| no_space | etcd has the alarm NOSPACE for some seconds: it takes no writes and no sessions |
 | lose | a bookie is killed for good, and nobody is told (one more than at the start, after a `replace`) |
 
-`disk`, `split` and `move` are only in a wide cluster, those of the leader where the metadata has several servers.
+`disk`, `split` and `move` are only in a wide cluster, those of the leader and `no_space` with etcd.
 
 `wipe` and `lose` cost one copy of each entry. They wait until auto-recovery has made all copies again that were lost
 before (processes/copies.py): no more than ack quorum - 1 may be lost at once. Copies that are still missing when a
@@ -58,9 +59,10 @@ WEIGHTS = {
     "kill": 6, "kill_one": 4, "restart": 1, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1,
     "delay": 1, "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 3, "wipe": 3, "lose": 4,
     "revoke": 3, "drain": 4, "disk": 4, "split": 3, "move": 5, "kill_leader": 3, "freeze_leader": 3, "part_leader": 3,
+    "no_space": 3,
 }  # fmt: skip
 WIDE = ("disk", "split", "move")
-OF_LEADERS = ("kill_leader", "freeze_leader", "part_leader")
+OF_ETCD = ("kill_leader", "freeze_leader", "part_leader", "no_space")
 BUNDLES_MAX = 64
 """Of a namespace."""
 SUDDEN = ("power_cut", "replace", "wipe", "lose")
@@ -89,7 +91,7 @@ class Faults:
         self._bookies, self._session_s = len(cluster.bookies), cluster.session_s
         self._pulled: dict[str, Path] = {}  # by bookie, a directory that is away
         self._frozen: list[Target] = []
-        self._disk_was_full = self._revoked = False
+        self._disk_was_full = self._revoked = self._etcd_is_full = False
         self._drained: dict[str, None] = {}  # names of brokers that are ordered to drain
         self._sudden: dict[str, Callable[[], str]] = {
             "power_cut": self._power_cut, "replace": self._replace, "wipe": self._wipe, "lose": self._lose,
@@ -103,6 +105,7 @@ class Faults:
             "full_disk": self._full_disk, "revoke": self._revoke, "drain": self._drain, "disk": self._pull,
             "split": self._split, "move": self._move, "kill_leader": lambda: self._kill(self._leader()),
             "freeze_leader": lambda: self._freeze(self._leader()), "part_leader": self._part_leader,
+            "no_space": self._no_space,
         }  # fmt: skip
 
     @property
@@ -128,7 +131,7 @@ class Faults:
             or (kind == "replace" and bookies > self._bookies)
             or (kind == "lose" and bookies <= self._bookies)
             or (kind in WIDE and not self.cluster.wide)
-            or (kind in OF_LEADERS and len(self.cluster.metadata) == 1)
+            or (kind in OF_ETCD and len(self.cluster.metadata) == 1)
         )
         return not impossible
 
@@ -178,7 +181,7 @@ class Faults:
             self._wait_ready(node)
         self._disk_was_full = False
         self._pulled.clear()
-        wrong += wait_until(self._undrain)
+        wrong += wait_until(self._undrain) + wait_until(self._make_room)
         if self._revoked:
             assert self.cluster.security is not None
             self.cluster.security.grant(self.cluster.url, VISITOR)
@@ -352,6 +355,28 @@ class Faults:
             if self.cluster.undrain(name):
                 del self._drained[name]
         return [f"{name} drains" for name in self._drained]
+
+    def _no_space(self) -> Begun:
+        """Ended when its time is over, and certainly when all is healed: until then etcd may have no leader."""
+        self._etcd_is_full = True
+        done = self._set_full(True)
+        lasts = self._lasting(1.0, self._session_s + 4)
+        return Begun(f"for {lasts} s{'' if done else ', perhaps'}", lasts, self._make_room)
+
+    def _make_room(self) -> list[str]:
+        if self._etcd_is_full and self._set_full(False):
+            self._etcd_is_full = False
+        return ["etcd has the alarm NOSPACE"] * self._etcd_is_full
+
+    def _set_full(self, full: bool) -> bool:
+        """False: etcd did not do it, or say so."""
+        server = self.cluster.metadata[0]
+        assert isinstance(server, EtcdNode)
+        try:
+            server.servers.set_full(full)
+        except OSError:
+            return False
+        return True
 
     # ---------------------------------------------------------------------------------------- sudden ones
     def _power_cut(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.faults import OF_LEADERS, SUDDEN, WEIGHTS, WIDE, Faults
+from tests.chaos.faults import OF_ETCD, SUDDEN, WEIGHTS, WIDE, Faults
 from tests.chaos.processes import unsynced
 from tests.chaos.processes.cluster import small_disk
 from tests.chaos.processes.moves import count_most, find_restless, read_moves
@@ -125,12 +125,12 @@ def test_what_is_drawn_costs_data_only_where_it_may_and_comes_first() -> None:
     faults = Faults(cluster, random.Random(7))  # type: ignore[arg-type]
     rounds = [faults.draw() for _ in range(2000)]
     never = {"full_disk", "revoke", "kill_one"}
-    assert {kind for kinds in rounds for kind in kinds} == set(WEIGHTS) - {*never, "lose", *WIDE, *OF_LEADERS}
+    assert {kind for kinds in rounds for kind in kinds} == set(WEIGHTS) - {*never, "lose", *WIDE, *OF_ETCD}
     assert {len(kinds) for kinds in rounds} == {1, 2, 3}
     assert not [kinds for kinds in rounds if set(kinds[1:]) & set(SUDDEN)]
     cluster.bookies.append(None)
     later = {kind for _ in range(2000) for kind in faults.draw()}
-    assert later == set(WEIGHTS) - {*never, "replace", *WIDE, *OF_LEADERS}
+    assert later == set(WEIGHTS) - {*never, "replace", *WIDE, *OF_ETCD}
     cluster.wide, cluster.metadata = True, [None] * 3
     widest = {kind for _ in range(2000) for kind in faults.draw()}
     assert widest == set(WEIGHTS) - {*never, "replace"}

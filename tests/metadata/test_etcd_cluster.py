@@ -1,8 +1,10 @@
-"""Three real etcd servers: the leader dies or stands still under load, and a bookie and a broker outlive that."""
+"""Three real etcd servers: one of them dies, stands still or is cut off from the others under load, and a bookie and a
+broker outlive that."""
 
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,8 +18,12 @@ from magnetar.metadata.remote import connect_metadata_at
 from magnetar.metadata.session import EtcdAddress, SessionState, parse_address
 from magnetar.metadata.store import NodeChanged, VersionedValue, WatchReset, update_node
 from magnetar.proto.errors import OutcomeUnknown, Unavailable
+from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import make_system_world
+from tests.chaos.processes.nodes import EtcdServers
+from tests.chaos.processes.proxy import Link, Mode, Proxy, owner_of
 from tests.metadata.stores import EXPIRING_S
+from tests.support.children import pids
 from tests.support.etcd import EtcdCluster, why_no_etcd
 from tests.support.processes import run_here
 
@@ -125,6 +131,63 @@ async def _wait_longer(store: EtcdStore) -> None:
     async for change in store.watch("/list", begun):
         if isinstance(change, NodeChanged):
             return
+
+
+def _server_of(client: Endpoint, server: Endpoint) -> str:
+    """The name of the etcd server that has made this connection."""
+    found = owner_of(client, server, pids(os.getpid()))
+    words = Path(f"/proc/{found}/cmdline").read_bytes().split(b"\0")
+    return words[words.index(b"--name") + 1].decode()
+
+
+@pytest.mark.parametrize("place", ["leader", "follower"])
+def test_a_client_of_a_server_that_is_cut_off_reads_nothing_old_and_keeps_its_session(
+    place: str, tmp_path: Path
+) -> None:
+    host = "127.0.0.2"
+    with Proxy(_server_of) as proxy:
+
+        def listen(number: int, port: int) -> None:
+            proxy.listen(Endpoint(host, port), Endpoint("127.0.0.1", port), f"m{number}")
+
+        with EtcdServers(tmp_path, host, listen) as cluster:
+            lonely = (cluster.leader() + (place == "follower")) % 3
+            asyncio.run(asyncio.wait_for(_read_where_it_is_cut_off(cluster, proxy, lonely), 120))
+            cluster.wait_ready()
+
+
+async def _read_where_it_is_cut_off(cluster: EtcdCluster, proxy: Proxy, lonely: int) -> None:
+    async def cut_off(mode: Mode) -> None:
+        for at in {0, 1, 2} - {lonely}:
+            for pair in ((f"m{at}", f"m{lonely}"), (f"m{lonely}", f"m{at}")):
+                await asyncio.to_thread(proxy.set, *pair, Link(mode))
+
+    async def count(until: int) -> None:
+        for number in range(1, until):
+            await update_node(other, "/n", lambda current, mine=b"%d" % number: mine, deadline_s=60.0)
+
+    async def read() -> int:
+        """What is told at one server, the other one knows."""
+        told, found = await other.get("/n"), await mine.get("/n")
+        assert told is not None
+        assert found is not None
+        assert int(found.value) >= int(told.value)
+        return int(found.value)
+
+    mine, other = await _open(cluster, "/part", lonely), await _open(cluster, "/part", (lonely + 1) % 3)
+    await mine.put("/e", b"", ephemeral=True)
+    await other.put("/n", b"0")
+    await cut_off(Mode.HOLD)
+    counting = asyncio.ensure_future(count(200))
+    while await read() < 199:
+        pass
+    await counting
+    await mine.put("/mine", b"")
+    assert mine.state is SessionState.CONNECTED
+    assert await other.get("/e") == VersionedValue(b"", 0), "its lease is kept"
+    await cut_off(Mode.PASS)
+    for each in (mine, other):
+        await each.close()
 
 
 def test_who_is_cut_off_has_lost_its_session_before_its_lease_ends(cluster: EtcdCluster) -> None:

@@ -131,6 +131,9 @@ def _of_etcd() -> Iterator[Mutant]:
         ("M26e", metadata.compaction_is_passed_over, compacted),
         ("M26f", metadata.watch_begins_after_what_was_seen, compacted),
         ("M26g", metadata.full_is_refused, f"{store}::test_the_commit_that_fills_etcd_is_unknown"),
+        ("M26m", metadata.reads_are_serializable,
+         "tests/metadata/test_etcd_cluster.py"
+         "::test_a_client_of_a_server_that_is_cut_off_reads_nothing_old_and_keeps_its_session"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, "", target, "seeds have no etcd")
 

@@ -58,6 +58,18 @@ def watch_begins_after_what_was_seen(stack: Stack) -> None:
     put(stack, TreeWatch, "make_request", make_request)
 
 
+def reads_are_serializable(stack: Stack) -> None:
+    """M26m: a server of etcd answers reads from its own state, also one that is cut off from the others."""
+    honest = etcd_core.node_range
+
+    def read(key: bytes) -> etcd.RangeRequest:
+        request = honest(key)
+        request.serializable = True
+        return request
+
+    put(stack, etcd_core, "node_range", read)
+
+
 def full_is_refused(stack: Stack) -> None:
     """M26g: whatever a full etcd answers with NOSPACE counts as not done, also the commit that filled it."""
     put(stack, etcd_core, "decide_full", lambda error, before, now: Unavailable(error.message))

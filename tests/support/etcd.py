@@ -127,6 +127,14 @@ class EtcdCluster:
         (alarm,) = self.ask(0, "maintenance/alarm", {})["alarms"]
         self.ask(0, "maintenance/alarm", {"action": "DEACTIVATE", **alarm})
 
+    def set_full(self, full: bool) -> None:
+        """Raises or ends the alarm NOSPACE, as if the first server had no space. OSError if there is no answer."""
+        number = next((number for number in range(len(self.ports)) if self.is_running(number)), 0)
+        members = self.ask(number, "cluster/member/list", {})["members"]
+        first = min(each["ID"] for each in members)
+        action = "ACTIVATE" if full else "DEACTIVATE"
+        self.ask(number, "maintenance/alarm", {"action": action, "memberID": first, "alarm": "NOSPACE"})
+
     def leader(self) -> int:
         """Returns the number of the leader. Waits until there is one."""
         end = time.monotonic() + READY_TIMEOUT_S
