@@ -56,7 +56,16 @@ from ..proto.errors import (
     Unauthorized,
     Unavailable,
 )
-from .store import ANY_VERSION, NODE_ABSENT, CheckNodeVersion, CommitOperation, DeleteNode, NodeChanged, PutNode
+from .store import (
+    ANY_VERSION,
+    NO_SPACE_FIELD,
+    NODE_ABSENT,
+    CheckNodeVersion,
+    CommitOperation,
+    DeleteNode,
+    NodeChanged,
+    PutNode,
+)
 from .tree_core import check_version, is_at_or_below
 
 REQUEST_OVERHEAD_BYTES = 1024
@@ -668,5 +677,5 @@ def decide_full(error: MagnetarError, before: int, now: int) -> MagnetarError:
     etcd says NOSPACE also of a commit that it has stored, if that is the one that filled it. Each commit that is stored
     makes a revision. So if there was none, the commit was not done (Unavailable); otherwise it is unknown."""
     if before == now:
-        return Unavailable(f"nothing was written: {error.message}")
+        return Unavailable(f"nothing was written: {error.message}", **{NO_SPACE_FIELD: "etcd"})
     return error

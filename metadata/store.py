@@ -439,6 +439,10 @@ CONFLICT_PAUSE_S_MAX = 0.05
 """The longest pause, in seconds, after a conflict. In a conflict another writer was faster, so the pause begins near
 zero, and grows only to spread the writers."""
 ERROR_PAUSE_S_MAX = 1.0
+NO_SPACE_FIELD = "no_space"
+"""The field of an Unavailable with which a store refuses a commit because it is full."""
+NO_SPACE_ATTEMPTS_MAX = 10
+"""Attempts at a full store: those of 6 seconds, so that the reason reaches a caller before it gives up."""
 
 
 class NodeUpdate(NamedTuple):
@@ -465,8 +469,8 @@ async def update_nodes(
     deadline_s: float = UPDATE_DEADLINE_S, attempts_max: int = UPDATE_ATTEMPTS_MAX,
 ) -> list[VersionedValue | None]:  # fmt: skip
     """Changes several nodes, all or none: reads them, calls the `transform` of each, and commits the new values.
-    Repeats that after conflicts and failures, for at most `attempts_max` attempts and `deadline_s` seconds. Returns the
-    nodes as they are afterwards (None: there is none).
+    Repeats that after conflicts and failures, for at most `attempts_max` attempts and `deadline_s` seconds, while the
+    store is full for at most NO_SPACE_ATTEMPTS_MAX. Returns the nodes as they are afterwards (None: there is none).
 
     Raises the errors of a transform, and at once SessionExpired and errors that are the caller's fault. When attempts
     or time run out, raises the last error (BadVersion, Unavailable, TimedOut, ConnectionLost); or OutcomeUnknown if an
@@ -493,7 +497,7 @@ async def update_nodes(
                 except MagnetarError as error:
                     last = error
                 unknown |= writing and not last.definite
-                if not last.retryable:
+                if not last.retryable or (NO_SPACE_FIELD in last.fields and attempt + 1 >= NO_SPACE_ATTEMPTS_MAX):
                     break
                 await asyncio.sleep(_pause_s(attempt, last))
     except _GaveUp as given_up:

@@ -48,7 +48,7 @@ from ..proto.errors import AlreadyExists, Busy, DataLost, InvalidConfiguration, 
 from ..proto.versions import METADATA_FILE, check_format
 from . import paths
 from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode_record, encode_record
-from .store import NODE_ABSENT, NodeChanged
+from .store import NO_SPACE_FIELD, NODE_ABSENT, NodeChanged
 from .tree_core import CommitGroup, CommitJob, NodeRow, TreeJobResult, list_commit_paths
 
 SQLITE_APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
@@ -581,7 +581,9 @@ def _disk(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         if _primary(error) in _FULL:
-            raise Unavailable(f"{path}: the disk is full; nothing was written", path=path) from error
+            raise Unavailable(
+                f"{path}: the disk is full; nothing was written", path=path, **{NO_SPACE_FIELD: "disk"}
+            ) from error
         if _primary(error) == sqlite3.SQLITE_CANTOPEN:  # of a journal: the file itself is open
             raise Unavailable(f"{path}: no file can be opened; nothing was written", path=path) from error
         raise MetadataDiskFailed(f"{path}: {error}") from error

@@ -44,7 +44,7 @@ from google.protobuf.message import Message
 from ...proto import statistics as values
 from ...proto import wire_pb2 as wire
 from ...proto.entry import decode_for_inspection, decode_properties, parse_header, split_broker_part
-from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
+from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, TimedOut, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
 from ...proto.operations import ANSWER_TYPES, AnsweringBroker, Operation, PermissionScope, find_answer_type
 from ...proto.translation import convert_reply, make_request
@@ -176,8 +176,9 @@ class GrpcTransport:
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
     ) -> Message:
         """Calls `ask(channel)` until it succeeds, or until the time `end_s` of the world's clock; returns the reply.
-        Raises the last error."""
+        Raises the last error; if that is only that time is over, its text has the refusal before it, too."""
         now, backoff, first = self._connections.world.clock.monotonic, self._connections.backoff(), True
+        refused: MagnetarError | None = None
         while True:
             try:
                 if first or topic is None:
@@ -186,7 +187,10 @@ class GrpcTransport:
             except MagnetarError as error:
                 delay_s = backoff.next_delay_s()
                 if not error.retryable or not self._reached or now() + delay_s > end_s:
+                    if refused is not None and isinstance(error, TimedOut):
+                        raise TimedOut(f"{error.message}; before: {refused.message}", **error.fields) from refused
                     raise
+                refused = refused if isinstance(error, TimedOut) else error
             first = False
             await asyncio.sleep(delay_s)
 

@@ -9,6 +9,7 @@ from magnetar.metadata import etcd_core as core
 from magnetar.metadata.session import MAX_REQUEST_BYTES, MAX_TXN_OPS
 from magnetar.metadata.store import (
     ANY_VERSION,
+    NO_SPACE_FIELD,
     NODE_ABSENT,
     CheckNodeVersion,
     CommitOperation,
@@ -320,6 +321,7 @@ def test_what_a_full_etcd_refuses_is_not_done_if_there_was_no_revision_since_and
     refused = core.decide_full(full, before=7, now=7)
     assert isinstance(refused, Unavailable)
     assert "etcdctl alarm disarm" in str(refused)
+    assert NO_SPACE_FIELD in refused.fields
     assert core.decide_full(full, before=7, now=8) is full
     assert not core.is_full(ConnectionLost("etcdserver: no leader"))
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -22,6 +23,8 @@ from magnetar.metadata.records import (
 )
 from magnetar.metadata.sqlite import IN_MEMORY_PATH, SqliteStore
 from magnetar.metadata.store import (
+    NO_SPACE_ATTEMPTS_MAX,
+    NO_SPACE_FIELD,
     CommitOperation,
     MetadataStore,
     NodeUpdate,
@@ -38,7 +41,15 @@ from magnetar.metadata.store import (
     update_nodes,
     update_record,
 )
-from magnetar.proto.errors import BadVersion, ConnectionLost, NotEnoughBookies, OutcomeUnknown, SessionExpired, TimedOut
+from magnetar.proto.errors import (
+    BadVersion,
+    ConnectionLost,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    SessionExpired,
+    TimedOut,
+    Unavailable,
+)
 from magnetar.runtime.process import make_system_world
 from tests.metadata.stores import Forgetful
 
@@ -190,6 +201,27 @@ async def test_a_store_that_never_answers_is_timed_out(store: MetadataStore) -> 
 
     with pytest.raises(TimedOut):
         await update_node(Silent(store, []), "/m", _join("a"), deadline_s=0.01)
+
+
+async def test_an_update_of_a_full_store_ends_with_the_reason_and_one_of_another_that_refuses_goes_on(
+    store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.metadata.store.ERROR_PAUSE_S_MAX", 0.0)
+
+    class Refusing(Forgetful):
+        fields: ClassVar[dict[str, str]] = {}
+
+        async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
+            self.commits += 1
+            raise Unavailable("nothing was written", **self.fields)
+
+    class Full(Refusing):
+        fields: ClassVar[dict[str, str]] = {NO_SPACE_FIELD: "disk"}
+
+    for refusing, attempts in ((Full(store, []), NO_SPACE_ATTEMPTS_MAX), (Refusing(store, []), 20)):
+        with pytest.raises(Unavailable, match="nothing was written"):
+            await update_node(refusing, "/m", _join("a"), attempts_max=20)
+        assert refusing.commits == attempts
 
 
 async def test_a_lost_session_is_raised_at_once(store: MetadataStore) -> None:

@@ -24,7 +24,15 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.proto import operations
 from magnetar.proto import statistics as values
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, TopicNotFound, Unavailable
+from magnetar.proto.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    MagnetarError,
+    NotOwner,
+    TimedOut,
+    TopicNotFound,
+    Unavailable,
+)
 from magnetar.proto.names import Position
 from magnetar.proto.operations import AnsweringBroker, Operation, find_answer_type
 from magnetar.proto.policies import Policies
@@ -189,9 +197,9 @@ class _Channel:
 REFUSED = Unavailable("Connection refused", unreached="refused", endpoint="a:1")
 
 
-async def _outcome(says: dict[str, list[Any]]) -> tuple[Any, list[str]]:
+async def _outcome(says: dict[str, list[Any]], timeout_s: float = 2.0) -> tuple[Any, list[str]]:
     brokers = Brokers(says)
-    transport = GrpcTransport("magnetar://a:1,b:1", 2.0, replace(make_client_world(), network=brokers))  # type: ignore[arg-type]
+    transport = GrpcTransport("magnetar://a:1,b:1", timeout_s, replace(make_client_world(), network=brokers))  # type: ignore[arg-type]
     transport._connections._next = 1  # the next is the first of the service URL
     try:
         return await transport.call(operations.TRIM_TOPIC, {"topic": "persistent://public/default/t"}), brokers.asked
@@ -219,6 +227,13 @@ async def test_a_broker_that_is_gone_is_left_out_and_what_passes_is_tried_again(
     assert done is None, done
     assert asked[:2] == ["a TrimTopic", "b TrimTopic"]
     assert asked[-2:] == ["b Lookup", "c TrimTopic"]
+
+
+async def test_when_time_is_over_without_an_answer_the_refusal_before_is_told_too() -> None:
+    full, late = Unavailable("nothing was written: etcd is full"), TimedOut("no answer in time")
+    error, _ = await _outcome({"a": [full, late], "b": [full, late]}, 0.5)
+    assert isinstance(error, TimedOut)
+    assert error.message == "no answer in time; before: nothing was written: etcd is full"
 
 
 async def test_a_failure_that_stays_is_raised_at_once() -> None:
