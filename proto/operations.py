@@ -280,10 +280,6 @@ UNLOAD_TOPIC: Operation[None] = _topic(
     "UnloadTopic", MANAGE_RULE, method="unload_topic",
     help="Unloads a topic: its owner closes it, and the next use opens it again.",
     routes=(HttpRoute("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),),
-    cli=CliVerb(
-        "topics unload", "Let its broker give it up; the next user makes it load again.",
-        "Let the owner close a topic; its next user makes a broker open it.", "orders", "topic {place} unloaded",
-    ),
 )  # fmt: skip
 TRIM_TOPIC: Operation[None] = _topic(
     "TrimTopic", MANAGE_RULE, method="trim_topic",

@@ -60,7 +60,7 @@ topics = LazyGroup(
         "last-message-id": LazyCommand(".admin.subscriptions", "last_message_id", "Id of the newest message."),
         "analyze-backlog": OPERATION_ROW,
         "truncate": OPERATION_ROW,
-        "unload": OPERATION_ROW,
+        "unload": LazyCommand(".admin.topics", "unload", "Let its broker give it up, or move it to another one."),
         "trim": OPERATION_ROW,
         "compact": OPERATION_ROW,
         "compaction-status": LazyCommand(
@@ -235,6 +235,35 @@ def metadata(session: CommandSession, topic: str) -> None:
     Example: magnetar topics get-partitioned-topic-metadata orders
     """
     session.out.print_record({"topic": full_name(topic), "partitions": session.admin.partitions(topic)})
+
+
+@session_command(
+    option("--to", "destination", default="", metavar="BROKER", help="The broker that gets it: its name or address."),
+)
+def unload(session: CommandSession, topic: str, destination: str) -> None:
+    """Let the owner close a topic; its next user makes a broker open it. With --to that broker gets it, with all other
+    topics of its bundle, and clients are told so: no request fails.
+
+    \b
+    Examples:
+      magnetar topics unload orders
+      magnetar topics unload orders --to broker-2
+    """
+    if not destination:
+        session.admin.unload_topic(topic)
+        session.out.print_result_text(f"topic {topic} unloaded", topic=topic)
+        return
+    from ...broker.cluster.bundles_core import find_topic_bundle_name
+    from ...proto.names import TopicName
+
+    namespace = str(TopicName.parse(topic).namespace_name)
+    count = session.admin.namespace(namespace).bundles
+    parts = session.admin.parts(topic)
+    bundles = sorted({find_topic_bundle_name(TopicName.parse(part), count) for part in parts})
+    for bundle in bundles:
+        session.admin.unload_namespace(namespace, bundle, destination=destination)
+    text = f"topic {topic} moved to {destination}, with its bundle{'s' if len(bundles) > 1 else ''}"
+    session.out.print_result_text(f"{text} {', '.join(bundles)}", topic=topic, bundles=bundles)
 
 
 @session_command()

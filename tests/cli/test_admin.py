@@ -111,6 +111,9 @@ def test_a_subscription_has_properties_and_a_policy_of_its_own_among_them(cli: C
     assert {(row["property"], row["value"]) for row in cli_json(*read)} == {("owner", "ada")}
     update = ("topics", "update-subscription-properties", "with-properties", "-s")
     cli(*update, "s", "-p", "dead-letter.backoff-s=1,60,a=b")
+    broker = cli_json("brokers", "list")[0]["name"]
+    assert f"moved to {broker}" in cli("topics", "unload", "with-properties", "--to", broker).out
+    assert "no broker 'nowhere'" in cli("topics", "unload", "with-properties", "--to", "nowhere", code=4).err
     cli("topics", "unload", "with-properties")
     found = {(row["property"], row["value"]) for row in cli_json(*read)}
     assert found == {("dead-letter.backoff-s", "1,60"), ("a", "b")}
