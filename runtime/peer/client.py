@@ -52,7 +52,7 @@ from ..network import NO_PEER_KEYS, AnswerListener, Endpoint, KeyPair, PeerClien
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongEnvelopeMagic, encode_envelope
 from .inside import FutureAnswerListener, RequestsInFlight, SendQueue, message_bytes
-from .sockets import MULTIPARTS_PER_TURN, WatchedZmqSocket, ZmqContext, format_zmq_address
+from .sockets import BYTES_PER_TURN, MULTIPARTS_PER_TURN, WatchedZmqSocket, ZmqContext, format_zmq_address
 
 # ------------------------------------------------------------------------------------------------------ greeting
 # The greeting of a ZeroMQ server (ZMTP 3): it names the mechanism with which the server secures connections.
@@ -325,11 +325,17 @@ class _Link:
             self.wire.close()
 
     def _drain(self) -> bool:
+        """Passes on the answers that have arrived, about BYTES_PER_TURN of them. Returns whether more may wait."""
+        size = 0
         for _ in range(MULTIPARTS_PER_TURN):
             message = self.wire.receive()
             if message is None:
                 return False
-            self._peer.receive(message[1])
+            envelope = message[1]
+            self._peer.receive(envelope)
+            size += 0 if isinstance(envelope, WrongEnvelopeMagic) else envelope.size
+            if size >= BYTES_PER_TURN:
+                break
         return True
 
     def _watch(self) -> None:

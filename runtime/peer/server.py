@@ -6,6 +6,11 @@ together, per connection. A connection that accepts nothing now is tried again e
 connection is bounded (`runtime/peer/inside.py`). An answer above the bound is dropped and counted, and its request
 times out at the client.
 
+**Much to send.** To send is to copy: 4 MiB take a millisecond. A turn first sends the short queues, then of the long
+ones (more than SHORT_QUEUE_BYTES), in turn, until it has sent LONG_BYTES_PER_TURN; the rest waits for the next turn of
+the loop. So the answer to a publish passes the entries that other connections read, and a request or a sync that comes
+meanwhile waits for one multipart of them. Guard: `test_a_publish_waits_for_one_answer_of_those_who_catch_up`.
+
 **Back-pressure.** A turn receives about BYTES_PER_TURN. After `receive_slowly(True)` it is one multipart every
 SLOWED_RECEIVE_S (a ROUTER receives from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MULTIPARTS_MAX
 multiparts of each connection), then in the kernel's buffers, then at the client: in ZeroMQ, in its queue, and at last
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket as socketlib
 import struct
 from collections.abc import Callable, Sequence
@@ -151,6 +157,11 @@ ANSWERS_BYTES_MAX = 256 << 20
 """Bound of all queues together; above it a connection with more than LAGGARD_QUEUE_BYTES in its queue gets no more."""
 LAGGARD_QUEUE_BYTES = 4 << 20
 
+SHORT_QUEUE_BYTES = 64 << 10
+"""A queue up to this size, in bytes, is sent before the longer ones: receipts of some hundred adds."""
+LONG_BYTES_PER_TURN = 1 << 20
+"""Of the longer queues, a turn sends no further multipart after so many bytes. One has about 1 MiB, or one answer."""
+
 RECEIVED_MULTIPARTS_MAX = 16
 """Multiparts of about 1 MiB of one connection that wait in this process, besides those in the kernel."""
 
@@ -248,7 +259,7 @@ class ZmqPeerServer:
         until the port is free, but at most a second. A second call does nothing."""
         if self._closed:
             return
-        self._flush()
+        self._flush(math.inf)
         self._closed = True
         if self._retry is not None:
             self._retry.cancel()
@@ -332,29 +343,41 @@ class ZmqPeerServer:
             return
         self._queued += size
         outbox.add(size, (id_, head, frames))
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+        self._flush_soon()
 
-    def _flush(self) -> None:
-        """Sends the queues, one connection after the other. A connection that accepts nothing is tried again in
-        _RETRY_S.
+    def _flush(self, long_bytes: float = LONG_BYTES_PER_TURN) -> None:
+        """Sends the short queues, and `long_bytes`, about, of the long ones. The rest is sent in the next turn of the
+        loop. A connection that accepts nothing is tried again in _RETRY_S.
         """
         self._flushing = False
         if self._closed:
             return
-        for route, outbox in list(self._outboxes.items()):
-            while outbox.items:
+        for route in sorted(self._outboxes, key=self._is_long):
+            outbox, is_long = self._outboxes[route], self._is_long(route)
+            while outbox.items and (long_bytes > 0 or not is_long):
                 size, batch = outbox.peek_next_batch()
                 if not self._send(route, encode_envelope(EnvelopeKind.REPLIES, self._identity, batch)):
                     break
                 outbox.remove_sent(size, len(batch))
                 self._queued -= size
+                if is_long:
+                    long_bytes -= size
+                    self._outboxes[route] = self._outboxes.pop(route)  # the others are before it next time
             if not outbox.items:
                 del self._outboxes[route]
-        if self._outboxes and self._retry is None:
+        if self._outboxes and long_bytes <= 0:
+            self._flush_soon()
+        elif self._outboxes and self._retry is None:
             self._retry = self._loop.call_later(_RETRY_S, self._try_again)
         self._wire.check_for_missed_events()
+
+    def _is_long(self, route: bytes) -> bool:
+        return self._outboxes[route].bytes > SHORT_QUEUE_BYTES
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
 
     def _try_again(self) -> None:
         self._retry = None

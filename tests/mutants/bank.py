@@ -43,6 +43,7 @@ from tests.simulation.tiers import INSIDE, SECURED, TRANSACTIONS
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
 _PATIENCE = "tests/runtime/tcp/test_patience.py"
+_PEERS = "tests/runtime/peer/test_peers.py"
 _PENDING = "tests/broker/subscription/core/test_pending_acks.py"
 _FAIR = "tests/broker/subscription/core/test_fair_shared.py"
 _DISKS = "tests/bookie/test_several_disks.py"
@@ -394,6 +395,9 @@ def _of_wires() -> Iterator[Mutant]:
          f"{_PATIENCE}::test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soon"),
         ("M65c", wires.slice_without_end,
          f"{_PATIENCE}::test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn_between"),
+        ("M81t", wires.entries_before_receipts, f"{_PEERS}::test_a_publish_waits_for_one_answer_of_those_who_catch_up"),
+        ("M81u", wires.answers_without_end,
+         f"{_PEERS}::test_a_client_takes_a_few_mebibytes_of_answers_at_a_time"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, "", target, why)
 

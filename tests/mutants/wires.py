@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from magnetar.runtime.peer import client as peers
+from magnetar.runtime.peer.server import ZmqPeerServer
 from magnetar.runtime.tcp import http2 as connection
 from magnetar.runtime.tcp.http2 import Http2Connection, Http2Stream
 from magnetar.runtime.tcp.http2_frames import FrameAllowance
@@ -29,3 +31,18 @@ def patient_for_ever(stack: Stack) -> None:
 def slice_without_end(stack: Stack) -> None:
     """M65c: a connection takes all that the system hands over in one turn of the loop."""
     put(stack, connection, "TURN_SLICE_S", math.inf)
+
+
+def entries_before_receipts(stack: Stack) -> None:
+    """M81t: a bookie sends all answers in one turn of the loop."""
+    honest = ZmqPeerServer._flush
+
+    def all_at_once(self: ZmqPeerServer, long_bytes: float = math.inf) -> None:
+        honest(self, math.inf)
+
+    put(stack, ZmqPeerServer, "_flush", all_at_once)
+
+
+def answers_without_end(stack: Stack) -> None:
+    """M81u: a broker takes all answers of a bookie that have arrived in one turn of the loop."""
+    put(stack, peers, "BYTES_PER_TURN", math.inf)

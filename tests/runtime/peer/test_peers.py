@@ -14,6 +14,7 @@ from magnetar.cli.common.processes import find_free_port
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
 from magnetar.runtime.access import OPEN_ACCESS
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.files import Buffer
 from magnetar.runtime.grpc import server as grpc_server
 from magnetar.runtime.network import (
     MESSAGE_BYTES_MAX,
@@ -28,7 +29,7 @@ from magnetar.runtime.peer import client as peers
 from magnetar.runtime.peer import inside as outbox
 from magnetar.runtime.peer import sockets
 from magnetar.runtime.peer.client import ZmqPeer
-from magnetar.runtime.peer.envelope import EnvelopeKind, encode_envelope
+from magnetar.runtime.peer.envelope import Envelope, EnvelopeKind, encode_envelope
 from magnetar.runtime.peer.server import ZmqPeerServer, is_local, serve
 from magnetar.runtime.peer.sockets import ZmqContext
 from tests.support.steps import stopwatch
@@ -522,6 +523,100 @@ async def test_a_server_hands_over_a_few_mebibytes_at_a_time(bench: Bench) -> No
     await asyncio.gather(*[peer.request(b"", [bytes(1 << 20)], timeout_s=SOON_S) for _ in range(40)])
     assert sum(turns) == 40 << 20
     assert max(turns) <= sockets.BYTES_PER_TURN + (1 << 20)
+
+
+async def test_a_publish_waits_for_one_answer_of_those_who_catch_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight connections get 8 MiB each of what they read, and one gets receipts: these are sent first, in each turn of
+    the loop, and what comes in a turn waits for one answer of the others, however many there are."""
+    held: list[PeerRequest] = []
+    server = await bench.serve(held.extend)
+    readers, publisher = [bench.peer(server.endpoint) for _ in range(8)], bench.peer(server.endpoint)
+    reads = [reader.request(b"read", timeout_s=SOON_S) for reader in readers for _ in range(2)]
+    adds = [publisher.request(b"add", timeout_s=SOON_S) for _ in range(3)]
+    await until(lambda: len(held) == 19)
+    turns: list[list[int]] = []  # what is sent in each: bytes of an answer, 0 for a receipt
+    flush, send = server._flush, server._send
+    receipts = [each for each in held if each.head == b"add"]
+
+    def turn() -> None:
+        turns.append([])
+        if len(turns) in (3, 5):  # while the entries are being sent
+            receipts.pop().reply(b"stored")
+        flush()
+
+    def count(route: bytes, parts: Sequence[Buffer]) -> bool:
+        turns[-1].append(sum(map(len, parts[1:])))
+        return send(route, parts)
+
+    monkeypatch.setattr(server, "_flush", turn)
+    monkeypatch.setattr(server, "_send", count)
+    for each in held:
+        if each.head == b"read":
+            each.reply(b"", [bytes(128 << 10)] * 32)
+    receipts.pop().reply(b"stored")
+    assert [reply.head for reply in await asyncio.gather(*adds)] == [b"stored"] * 3
+    assert [len(reply.frames) for reply in await asyncio.gather(*reads)] == [32] * 16
+    sent = [each for each in turns if each]
+    assert sent[0] == [0, 4 << 20], "a receipt passes the entries that were answered before it"
+    assert max(sum(each) for each in sent) == 4 << 20, "a turn sends one answer"
+    assert [number for number, each in enumerate(sent) if each[0] == 0] == [0, 2, 4], "and the receipts that came"
+
+
+async def test_connections_that_read_much_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[PeerRequest] = []
+    server = await bench.serve(held.extend)
+    one, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    asked = [peer.request(b"read", timeout_s=SOON_S) for peer in (one, one, one, other)]
+    await until(lambda: len(held) == 4)
+    routes: list[bytes] = []
+    send = server._send
+
+    def count(route: bytes, parts: Sequence[Buffer]) -> bool:
+        routes.append(route)
+        return send(route, parts)
+
+    monkeypatch.setattr(server, "_send", count)
+    many = next(each.connection for each in held if [other.connection for other in held].count(each.connection) == 3)
+    held.sort(key=lambda each: each.connection != many)
+    for each in held:
+        each.reply(b"", [bytes(1 << 20)])
+    await asyncio.gather(*asked)
+    assert [route == many for route in routes] == [True, False, True, True]
+
+
+async def test_a_server_that_closes_sends_what_is_queued_at_once(bench: Bench) -> None:
+    held: list[PeerRequest] = []
+    server = await bench.serve(held.extend)
+    peer = bench.peer(server.endpoint)
+    asked = [peer.request(b"read", timeout_s=SOON_S) for _ in range(8)]
+    await until(lambda: len(held) == 8)
+    for each in held:
+        each.reply(b"", [bytes(1 << 20)])
+    await server.close(grace_s=0.0)
+    assert server.statistics()["multiparts_sent"] == 8
+    for each in asked:
+        each.cancel()
+
+
+async def test_a_client_takes_a_few_mebibytes_of_answers_at_a_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what a broker reads for those who catch up delays no answer of another bookie."""
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    assert (await peer.request(b"hello", timeout_s=SOON_S)).head == b"hello"
+    assert peer._link is not None
+    taken: list[Envelope] = []
+
+    def receive() -> tuple[bytes, Envelope]:
+        taken.append(Envelope(EnvelopeKind.REPLIES, IDENTITY, [], size=1 << 20))
+        return b"", taken[-1]
+
+    monkeypatch.setattr(peer._link.wire, "receive", receive)
+    assert peer._link._drain(), "there is more"
+    assert sum(each.size for each in taken) == sockets.BYTES_PER_TURN
 
 
 async def test_a_request_knows_whether_it_comes_from_this_machine_and_over_which_connection(bench: Bench) -> None:
