@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,6 +117,15 @@ def _proc(pid: int, name: str) -> str:
 def read_cpu_s(pid: int) -> float:
     fields = _proc(pid, "stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def read_waited_s(pid: int) -> float:
+    """Seconds that the threads of a process were ready to run and had no processor, added up."""
+    waited_ns = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            waited_ns += int((thread / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9
 
 
 def _with_descendants(pid: int, apart: Collection[int]) -> list[int]:

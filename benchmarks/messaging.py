@@ -11,12 +11,15 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .harness import Options, Run, Usage, measured, percentiles, server
+from .harness import Options, Run, Usage, measured, percentiles, read_waited_s, server
+
+if TYPE_CHECKING:
+    from magnetar.cli.common.processes import Process
 
 TOPIC = "bench"
 OLD = "bench-old"
@@ -196,9 +199,11 @@ class Paced:
     `api`: the module of the client, ours or Pulsar's.
     """
 
-    def __init__(self, client: Any, contents: list[bytes], rate: float, api: str = "magnetar") -> None:
+    def __init__(
+        self, client: Any, contents: list[bytes], rate: float, api: str = "magnetar", topic: str = TOPIC
+    ) -> None:
         self._ok = importlib.import_module(api).Result.Ok
-        self._producer = client.create_producer(TOPIC, batching_enabled=False, block_if_queue_full=True)
+        self._producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
         self._contents, self._rate = contents, rate
         self._pending = threading.Semaphore(0)
         self._failed: Any = None
@@ -247,56 +252,152 @@ def latency(options: Options) -> Run:
 
 def catchup_disturb(options: Options) -> Run:
     """p99 of single sends at --rate beside a reader of --messages older messages at full speed, over that without it.
-    The two have a broker each, and the bookie in common. Its journal is in a directory of its own: in memory (tmpfs),
-    as a second device is seldom there. In `detail`, the same with the journal in the data directory."""
+    The two have a broker each, and the --bookies in common. Their journals are in a directory of their own: in memory
+    (tmpfs), as a second device is seldom there. In `detail`, the same with the journals in the data directories
+    (inside_).
+
+    The processes of both and of the load share the processors of the machine. How much of the ratio that is: `waits_`,
+    the milliseconds for each send that threads of the publisher, its broker and the bookies were ready and had no
+    processor; and `first_`, the same figures while these threads get a processor at once (SCHED_FIFO, which needs root;
+    else null). `waiting_share` is the part of what the reader adds to the p99 that is gone then."""
     run = Run(0.0)
     apart, inside = (_disturbed(options, own_journal) for own_journal in (True, False))
-    run.latencies_ms = apart["beside"]
-    run.value = apart["beside"]["p99"] / apart["alone"]["p99"]
+    alone, beside = apart["alone"], apart["beside"]
+    run.latencies_ms = percentiles(beside.samples)
+    run.value = beside.p99_ms / alone.p99_ms
     run.detail = {
-        "rate": options.rate, "messages": options.messages, "read_per_s": apart["read_per_s"],
+        "rate": options.rate, "messages": options.messages, "read_per_s": statistics.median(beside.read_per_s),
         "journal": f"tmpfs ({MEMORY_FOLDER})" if os.path.isdir(MEMORY_FOLDER) else "the device of the ledgers",
-        "p99_alone_ms": apart["alone"]["p99"], "p99_beside_ms": apart["beside"]["p99"],
-        "inside_p99_alone_ms": inside["alone"]["p99"], "inside_p99_beside_ms": inside["beside"]["p99"],
-        "inside_ratio": inside["beside"]["p99"] / inside["alone"]["p99"],
+        "p99_alone_ms": alone.p99_ms, "p99_beside_ms": beside.p99_ms,
+        "waits_alone_ms": alone.waits_ms, "waits_beside_ms": beside.waits_ms,
+        **_without_waiting(beside.p99_ms - alone.p99_ms, apart["first_alone"], apart["first_beside"]),
+        "inside_p99_alone_ms": inside["alone"].p99_ms, "inside_p99_beside_ms": inside["beside"].p99_ms,
+        "inside_ratio": inside["beside"].p99_ms / inside["alone"].p99_ms,
     }  # fmt: skip
     return run
 
 
-def _disturbed(options: Options, own_journal: bool) -> dict[str, Any]:
+def _without_waiting(added_ms: float, alone: _Stretches, beside: _Stretches) -> dict[str, float | None]:
+    """`added_ms`: what the reader adds to the p99 where all wait for a processor."""
+    names = ("first_p99_alone_ms", "first_p99_beside_ms", "first_ratio", "waiting_share")
+    if not beside.samples:
+        return dict.fromkeys(names)
+    share = 1 - (beside.p99_ms - alone.p99_ms) / added_ms if added_ms > 0 else None
+    return dict(zip(names, (alone.p99_ms, beside.p99_ms, beside.p99_ms / alone.p99_ms, share), strict=True))
+
+
+class _Stretches:
+    """Sends of one kind: `samples` in seconds, and what else is measured while they are sent."""
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+        self.read_per_s: list[float] = []
+        self._waited_s = 0.0
+
+    def send(self, paced: Paced, seconds: float, pids: Collection[int]) -> None:
+        before = sum(map(read_waited_s, pids))
+        paced.stretch(seconds)
+        self._waited_s += sum(map(read_waited_s, pids)) - before
+        self.samples += paced.samples
+
+    @property
+    def p99_ms(self) -> float:
+        return percentiles(self.samples)["p99"]
+
+    @property
+    def waits_ms(self) -> float:
+        return 1000 * self._waited_s / len(self.samples)
+
+
+def _disturbed(options: Options, own_journal: bool) -> dict[str, _Stretches]:
     import magnetar
-    from magnetar.cli.common.processes import Processes
+    from magnetar.admin import Admin
 
     memory = MEMORY_FOLDER if os.path.isdir(MEMORY_FOLDER) else None
-    with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder, tempfile.TemporaryDirectory(
-        prefix="magnetar-bench-", dir=memory
-    ) as journal, Processes(Path(folder)) as processes:
-        listen = ("--listen", "127.0.0.1:0")
-        where = ("--metadata", processes.start("metadata", "metadata", *listen, "--data", f"{folder}/tree").address)
-        more = ("--journal", f"{journal}/journal", "--ledgers", f"{folder}/ledgers") if own_journal else ()
-        processes.start("bookie", "bookie", *listen, *where, "--data", f"{folder}/bookie", *more).wait_ready()
-        one_copy = {f"MAGNETAR_BROKER_{name}": "1" for name in ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM")}
-        url, other = (
-            processes.start(f"broker-{number}", "broker", *listen, *where, environment=one_copy).wait_ready()
-            for number in range(2)
-        )
-        contents = payloads(options.size, options.seed)
-        with magnetar.Client(url) as client, magnetar.Client(other) as publishing:
+    with (
+        tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder,
+        tempfile.TemporaryDirectory(prefix="magnetar-bench-", dir=memory) as journal,
+        _cluster(options, Path(folder), Path(journal) if own_journal else None) as (bookies, brokers),
+    ):
+        url, contents = brokers[0].wait_ready(), payloads(options.size, options.seed)
+        with magnetar.Client(url) as client, closing(Admin(url)) as admin:
             client.subscribe(OLD, "bench", initial_position=magnetar.InitialPosition.Earliest).close()
             Sending(client.create_producer(OLD, batching_enabled=True, block_if_queue_full=True), contents).run(
                 messages=options.messages
             )
-            paced = Paced(publishing, contents, options.rate)
+            topic, owner = _topic_elsewhere(admin)
+            path = [*bookies, *(each for each in brokers if each.address == owner)]
+            pids = [os.getpid(), *(each.pid for each in path)]
+            paced = Paced(client, contents, options.rate, topic=topic)
             paced.stretch(options.at_most(WARM_UP_S))
-            alone, beside, rates = list[float](), list[float](), list[float]()
-            for _ in range(1 if options.rehearses else ROUNDS):  # in turns: what drifts is in both
-                paced.stretch(options.seconds)
-                alone += paced.samples
-                with _reading(url, options.messages) as read:
-                    paced.stretch(options.seconds)
-                    beside += paced.samples
-                    rates.append(read())
-    return {"alone": percentiles(alone), "beside": percentiles(beside), "read_per_s": statistics.median(rates)}
+            found = {name: _Stretches() for name in ("alone", "beside", "first_alone", "first_beside")}
+            for _ in range(1 if options.rehearses else ROUNDS):  # in turns: what drifts is in all
+                for first in ("", "first_") if own_journal else ("",):
+                    with _at_once(pids if first else ()) as permitted:
+                        if permitted:
+                            _send_both(found[f"{first}alone"], found[f"{first}beside"], paced, options, url, pids)
+    return found
+
+
+def _send_both(
+    alone: _Stretches, beside: _Stretches, paced: Paced, options: Options, url: str, pids: Collection[int]
+) -> None:
+    alone.send(paced, options.seconds, pids)
+    with _reading(url, options.messages) as read:
+        beside.send(paced, options.seconds, pids)
+        beside.read_per_s.append(read())
+
+
+@contextmanager
+def _cluster(options: Options, folder: Path, journals: Path | None) -> Iterator[tuple[list[Process], list[Process]]]:
+    """--bookies and two brokers; with three bookies or more, three copies of which two are synced. `journals`: where
+    the journals are; None: with the ledgers."""
+    from magnetar.cli.common.processes import Processes
+
+    copies = min(3, options.bookies)
+    quorums = {"ENSEMBLE_SIZE": copies, "WRITE_QUORUM": copies, "ACK_QUORUM": copies // 2 + 1}
+    environment = {f"MAGNETAR_BROKER_{name}": str(number) for name, number in quorums.items()}
+    with Processes(folder) as processes:
+        listen = ("--listen", "127.0.0.1:0")
+        where = ("--metadata", processes.start("metadata", "metadata", *listen, "--data", f"{folder}/tree").address)
+        bookies: list[Process] = []
+        for name in (f"bookie-{number}" for number in range(options.bookies)):
+            more = ("--journal", f"{journals}/{name}", "--ledgers", f"{folder}/{name}-ledgers") if journals else ()
+            bookies.append(processes.start(name, "bookie", *listen, *where, "--data", f"{folder}/{name}", *more))
+            bookies[-1].wait_ready()
+        names = ("broker-0", "broker-1")
+        brokers = [processes.start(name, "broker", *listen, *where, environment=environment) for name in names]
+        for each in brokers:
+            each.wait_ready()
+        yield bookies, brokers
+
+
+def _topic_elsewhere(admin: Any) -> tuple[str, str]:
+    """Returns the name of a topic that another broker owns than OLD, and HOST:PORT of that broker."""
+    old = admin.owner(OLD)
+    for topic in (f"{TOPIC}-{number}" for number in range(100)):
+        if (owner := admin.owner(topic)) != old:
+            return topic, owner
+    raise AssertionError(f"{old} owns all topics")
+
+
+@contextmanager
+def _at_once(pids: Collection[int]) -> Iterator[bool]:
+    """Meanwhile threads of the processes get a processor as soon as they are ready: before those of all others, and of
+    what they start meanwhile. Gives False, and changes nothing, if that is not permitted."""
+    threads = [int(each.name) for pid in pids for each in Path(f"/proc/{pid}/task").iterdir()]
+    try:
+        for each in threads:
+            os.sched_setscheduler(each, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        for each in threads:
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(each, os.SCHED_OTHER, os.sched_param(0))
 
 
 @contextmanager
@@ -307,6 +408,7 @@ def _reading(url: str, messages: int) -> Iterator[Callable[[], float]]:
     reading.start()
     try:
         while counted.value == 0:
+            assert reading.is_alive(), "the reader failed"
             time.sleep(0.01)
         first, begin = counted.value, time.perf_counter()
         yield lambda: (counted.value - first) / (time.perf_counter() - begin)
