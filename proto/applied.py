@@ -26,6 +26,9 @@ from .states import PULSAR_TYPE_NAMES
 QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
 """What happens when the backlog quota is reached (Pulsar A17)."""
 
+StoragePolicy = Literal["producer_request_hold", "producer_exception"]
+"""What happens when a namespace or a tenant stores as many bytes as it may: producers wait, or are refused."""
+
 InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
 """When a topic without producers and consumers counts as inactive (Pulsar T6)."""
 
@@ -77,6 +80,10 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     tenant_publish_rate_bytes: Limit = 0  # … in bytes
     tenant_dispatch_rate_messages: Limit = 0  # … that are delivered, what comes again too; 0: no limit
     tenant_dispatch_rate_bytes: Limit = 0  # … in bytes
+    namespace_storage_bytes: Limit = 0  # that all topics of a namespace store, at all brokers, once each; 0: no limit
+    namespace_storage_policy: StoragePolicy = "producer_request_hold"  # at it: producers wait, or are refused
+    tenant_storage_bytes: Limit = 0  # … that all namespaces of a tenant store
+    tenant_storage_policy: StoragePolicy = "producer_request_hold"  # likewise
     subscription_dispatch_rate_messages: Limit = 0  # per second and subscription, what comes again too; 0: no limit
     subscription_dispatch_rate_bytes: Limit = 0  # … in bytes
     subscribe_rate: Limit = 0  # how often one consumer may subscribe to a topic within a period; 0: no limit

@@ -559,7 +559,7 @@ BALANCE_STATUS: Operation[values.BalanceStatus] = Operation(
         "each broker is (100: all that it can do), and the bundles that move now.", "",
     ),
 )  # fmt: skip
-SHARE_LIMITS: Operation[tuple[values.GrantedLimit, ...]] = Operation("ShareLimits", OPERATE_RULE)
+SHARE_LIMITS: Operation[values.SharesAnswer] = Operation("ShareLimits", OPERATE_RULE)
 SHARED_LIMITS: Operation[values.SharedLimits] = Operation(
     "SharedLimits", OPERATE_RULE, method="shared_limits",
     takes=(RequestField("here", bool, "Of the broker that is asked alone."),),
@@ -568,9 +568,9 @@ SHARED_LIMITS: Operation[values.SharedLimits] = Operation(
                  answer="SharedLimits"),),
     cli=CliVerb(
         "brokers shared-limits", "What limits namespaces and tenants in sum over brokers, and which are reached.",
-        "The rates of namespaces and tenants that hold in sum over brokers: which part of the limit each broker has "
-        "and uses, what all of them want together, how often something waited there, and why the broker has that "
-        "part. A limit of which brokers want more than 1 together is reached.", "",
+        "The rates and the stored bytes of namespaces and tenants that are limited in sum over brokers: which part of "
+        "the limit each broker has and uses, what all of them want or store together, how often something waited "
+        "there, and why the broker has that part. A limit of which brokers want 1 or more together is reached.", "",
     ),
 )  # fmt: skip
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(

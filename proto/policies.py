@@ -21,7 +21,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from .applied import Durability, KeyIndexPolicy
+from .applied import Durability, KeyIndexPolicy, StoragePolicy
 from .errors import InvalidRequest
 from .policy_levels import Policies as Policies
 from .schema import Compatibility
@@ -79,6 +79,13 @@ def _rates(prefix: str, messages: tuple[str, ...], size: tuple[str, ...]) -> tup
     )
 
 
+def _storage(level: str) -> tuple[Field, ...]:
+    return (
+        Field(f"{level}_storage_bytes", "bytes limit", ("-l", "--limit", "--limitSize"), "100G, bytes; -1: none."),
+        Field(f"{level}_storage_policy", STORAGE_POLICIES, ("-p", "--policy"), "What happens then."),
+    )
+
+
 def _number(name: str, flags: tuple[str, ...], what: str) -> tuple[Field, ...]:
     return (Field(name, "limit", flags, f"{what}; 0: any number."),)
 
@@ -90,6 +97,7 @@ INACTIVE_MODES = "delete_when_no_subscriptions|delete_when_subscriptions_caught_
 COMPATIBILITIES = "|".join(Compatibility)
 KEY_INDEXES = "|".join(get_args(KeyIndexPolicy))
 DURABILITIES = "|".join(get_args(Durability))
+STORAGE_POLICIES = "|".join(get_args(StoragePolicy))
 
 POLICIES: tuple[PolicyDefinition, ...] = (
     PolicyDefinition("retention", (
@@ -191,6 +199,14 @@ POLICIES: tuple[PolicyDefinition, ...] = (
         "max_tenant_topics", ("-t", "--max-topics-per-tenant"), "Topics and partitions"
     ), "How many topics all namespaces have, each partition counts.", "-t 1000", levels=(TENANT_LEVEL,),
        rest=PolicyRestNames("", "", "", tenant="maxTopicsPerTenant")),
+    PolicyDefinition("max-storage-per-namespace", _storage(NAMESPACE_LEVEL.removesuffix("s")),
+        "How many bytes all topics of a namespace store.", "-l 100G -p producer_exception",
+        note="; it holds in sum over brokers", levels=(NAMESPACE_LEVEL,),
+        rest=PolicyRestNames("maxStoragePerNamespace", "", "")),
+    PolicyDefinition("max-storage-per-tenant", _storage(TENANT_LEVEL.removesuffix("s")),
+        "How many bytes all namespaces of a tenant store.", "-l 1T",
+        note="; it holds in sum over brokers", levels=(TENANT_LEVEL,),
+        rest=PolicyRestNames("", "", "", tenant="maxStoragePerTenant")),
     PolicyDefinition("auto-subscription-creation", (
         Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it connects."),
     ), "Whether consumers make subscriptions.", "--disable", rest=PolicyRestNames(

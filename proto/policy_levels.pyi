@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .applied import Durability, InactiveMode, KeyIndexPolicy, QuotaPolicy, TypeTitle
+from .applied import Durability, InactiveMode, KeyIndexPolicy, QuotaPolicy, StoragePolicy, TypeTitle
 from .schema import Compatibility
 
 class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
@@ -35,6 +35,10 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     tenant_publish_rate_bytes: int | None = None
     tenant_dispatch_rate_messages: int | None = None
     tenant_dispatch_rate_bytes: int | None = None
+    namespace_storage_bytes: int | None = None
+    namespace_storage_policy: StoragePolicy | None = None
+    tenant_storage_bytes: int | None = None
+    tenant_storage_policy: StoragePolicy | None = None
     subscription_dispatch_rate_messages: int | None = None
     subscription_dispatch_rate_bytes: int | None = None
     subscribe_rate: int | None = None

@@ -128,13 +128,15 @@ class Blocked(_Words):
 
 
 class BacklogQuotaState(_Words):
-    """What happens at a topic because its backlog has reached the quota. NOT_REACHED: the backlog is below the quota,
-    or there is none."""
+    """What happens at a topic because its backlog has reached the quota, or because its namespace or tenant stores as
+    many bytes as it may (STORAGE_…). NOT_REACHED: neither is so."""
 
     NOT_REACHED = ""
     HOLD = "producers wait: the backlog quota is reached"
     REFUSE = "publishes are refused: the backlog quota is reached"
     EVICT = "the oldest messages are given up: the backlog quota is reached"
+    STORAGE_HOLD = "producers wait: the limit of stored bytes is reached"
+    STORAGE_REFUSE = "publishes are refused: the limit of stored bytes is reached"
     UNKNOWN = "unknown"
 
 

@@ -42,8 +42,9 @@ __all__ = (
     "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "MeasuredBundle",
     "MeasuredLoad", "MetadataNode", "NamespaceInfo", "NamespaceStats",
     "NamespaceSums", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
-    "SchemaTest", "SecurityDescription", "SharedLimit", "SharedLimits",
-    "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionFilterState",
+    "SchemaTest", "SecurityDescription", "SharedLimit", "SharedLimits", "SharesAnswer",
+    "SinkOfTransaction", "SkippedLost", "SlotRange", "StoredBundleBytes", "StoredPlaceBytes",
+    "SubscriptionFilterState",
     "SubscriptionStats", "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicPage",
     "TopicRow", "TopicSchema", "TopicState", "TopicStats", "TopicTransactions", "TransactionHere", "TransactionStats",
     "Unloaded", "WantedLimit", "WhyKept", "WhyStuck",
@@ -216,16 +217,39 @@ class GrantedLimit(Value, frozen=True):
     brokers: int  # that want a part
 
 
+class StoredBundleBytes(Value, frozen=True):
+    """What a broker reports of one of its bundles in a namespace with a limit of stored bytes."""
+
+    namespace: str  # tenant/namespace
+    bundle: str
+    bytes: int  # that its topics store
+
+
+class StoredPlaceBytes(Value, frozen=True):
+    """What the leader answers of a namespace or a tenant with a limit of stored bytes."""
+
+    place: str  # tenant, or tenant/namespace
+    bytes: int  # that all of its topics store
+    complete: bool  # nothing is missing in them
+
+
+class SharesAnswer(Value, frozen=True):
+    """What the leader answers to a report of a broker about limits in sum over brokers."""
+
+    shares: tuple[GrantedLimit, ...]
+    stored: tuple[StoredPlaceBytes, ...] = ()
+
+
 class SharedLimit(Value, frozen=True):
     """A limit that holds in sum over brokers, at one broker. `share`, `used` and `wanted` are parts of the limit."""
 
     place: str  # tenant, or tenant/namespace
     policy: str  # the field of the policies
-    limit: int  # messages or bytes a second, of all brokers
+    limit: int  # messages or bytes a second, of all brokers; of stored bytes: in all
     broker: str
-    share: float  # that this broker may use
+    share: float  # that this broker may use; of stored bytes: that it uses, and what is left
     used: float  # by this broker, until its last report
-    wanted: float  # by all brokers together; 0: not known
+    wanted: float  # by all brokers together; of stored bytes: that all store; 0: not known
     brokers: int  # that want a part; 0: not known
     throttled: int  # how often something waited at this broker
     why: str  # why the broker has this share

@@ -2037,17 +2037,31 @@ class WantedShareRow(_message.Message):
     held: float
     def __init__(self, limit: _Optional[str] = ..., wanted: _Optional[float] = ..., held: _Optional[float] = ...) -> None: ...
 
+class StoredBundleRow(_message.Message):
+    __slots__ = ("namespace", "bundle", "bytes")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    bundle: str
+    bytes: int
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class ShareLimitsRequest(_message.Message):
-    __slots__ = ("broker", "run", "number", "limits")
+    __slots__ = ("broker", "run", "number", "limits", "stored", "places")
     BROKER_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     broker: str
     run: str
     number: int
     limits: _containers.RepeatedCompositeFieldContainer[WantedShareRow]
-    def __init__(self, broker: _Optional[str] = ..., run: _Optional[str] = ..., number: _Optional[int] = ..., limits: _Optional[_Iterable[_Union[WantedShareRow, _Mapping]]] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[StoredBundleRow]
+    places: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, broker: _Optional[str] = ..., run: _Optional[str] = ..., number: _Optional[int] = ..., limits: _Optional[_Iterable[_Union[WantedShareRow, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoredBundleRow, _Mapping]]] = ..., places: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GrantedShareRow(_message.Message):
     __slots__ = ("limit", "share", "wanted", "brokers")
@@ -2061,11 +2075,23 @@ class GrantedShareRow(_message.Message):
     brokers: int
     def __init__(self, limit: _Optional[str] = ..., share: _Optional[float] = ..., wanted: _Optional[float] = ..., brokers: _Optional[int] = ...) -> None: ...
 
+class StoredPlaceRow(_message.Message):
+    __slots__ = ("place", "bytes", "complete")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    bytes: int
+    complete: bool
+    def __init__(self, place: _Optional[str] = ..., bytes: _Optional[int] = ..., complete: bool = ...) -> None: ...
+
 class ShareLimitsReply(_message.Message):
-    __slots__ = ("shares",)
+    __slots__ = ("shares", "stored")
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     shares: _containers.RepeatedCompositeFieldContainer[GrantedShareRow]
-    def __init__(self, shares: _Optional[_Iterable[_Union[GrantedShareRow, _Mapping]]] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[StoredPlaceRow]
+    def __init__(self, shares: _Optional[_Iterable[_Union[GrantedShareRow, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoredPlaceRow, _Mapping]]] = ...) -> None: ...
 
 class SharedLimitsRequest(_message.Message):
     __slots__ = ("here",)

@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import magnetar
 from magnetar.client.admin import Admin, AdminClient
 from magnetar.client.common import errors
-from magnetar.proto.applied import Durability, InactiveMode, KeyIndexPolicy, QuotaPolicy, TypeTitle
+from magnetar.proto.applied import Durability, InactiveMode, KeyIndexPolicy, QuotaPolicy, StoragePolicy, TypeTitle
 from magnetar.proto.policy_levels import Policies
 from tests import faces
 from tests.docs.documents import ROOT
@@ -93,7 +93,7 @@ def _levels() -> str:
 
 import msgspec
 
-from .applied import Durability, InactiveMode, KeyIndexPolicy, QuotaPolicy, TypeTitle
+from .applied import Durability, InactiveMode, KeyIndexPolicy, QuotaPolicy, StoragePolicy, TypeTitle
 from .schema import Compatibility
 
 class Policies(msgspec.Struct, {settings}):
@@ -106,7 +106,8 @@ class Policies(msgspec.Struct, {settings}):
 def _named(kind: Any) -> str:
     """A type as a program writes it."""
     names = {
-        QuotaPolicy: "QuotaPolicy", InactiveMode: "InactiveMode", TypeTitle: "TypeTitle",
+        QuotaPolicy: "QuotaPolicy", StoragePolicy: "StoragePolicy",
+        InactiveMode: "InactiveMode", TypeTitle: "TypeTitle",
         KeyIndexPolicy: "KeyIndexPolicy", Durability: "Durability",
     }  # fmt: skip
     if kind in names:

@@ -49,6 +49,8 @@ from collections.abc import Collection, Iterable, Mapping
 from heapq import nlargest
 from typing import NamedTuple
 
+from .stored_core import StoredHere, StoredSums
+
 REPORT_INTERVAL_S = 1.0
 """Seconds between two reports of a broker that uses a limit."""
 IDLE_REPORT_INTERVAL_S = 2.0
@@ -388,20 +390,23 @@ class LimitUse(NamedTuple):
 
 class SharingState:
     """What a broker knows of limits in sum over brokers. `held`: its own shares; `grants`: those that it granted, None
-    unless it is the leader; `uses`: what it measured, by limit; `answered` and `failed` count its reports."""
+    unless it is the leader; `uses`: what it measured, by limit; `answered` and `failed` count its reports. `stored`:
+    what it stores of limited places; `sums`: what all brokers store, None unless it is the leader or alone."""
 
-    __slots__ = ("answered", "failed", "grants", "held", "uses")
+    __slots__ = ("answered", "failed", "grants", "held", "stored", "sums", "uses")
 
     def __init__(self, broker: str, run: str, now: float) -> None:
         self.held = HeldShares(broker, run, now)
         self.grants: ShareGrants | None = None
         self.uses: dict[str, LimitUse] = {}
         self.answered = self.failed = 0
+        self.stored = StoredHere()
+        self.sums: StoredSums | None = None
 
     def statistics(self) -> dict[str, int]:
         """Returns, by the metric's name: `leader`, 1 if this broker divides the limits, else 0; `limits`, how many of
         them hold here; `reports` and `reports_failed`, those that were answered, and those that were not."""
         return {
-            "leader": int(self.grants is not None), "limits": len(self.uses), "reports": self.answered,
-            "reports_failed": self.failed,
+            "leader": int(self.grants is not None), "limits": len(self.uses) + len(self.stored.limits),
+            "reports": self.answered, "reports_failed": self.failed,
         }  # fmt: skip

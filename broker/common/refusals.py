@@ -64,6 +64,10 @@ class PublishRefusal(_Refusal):
     """The reasons why a broker does not store a published entry, in the order in which the broker checks them."""
 
     QUOTA = "the backlog quota is reached, and its policy is to refuse publishes", BacklogQuotaExceeded
+    STORAGE = (
+        "the namespace or its tenant stores as many bytes as it may, and the policy is to refuse publishes",
+        BacklogQuotaExceeded,
+    )
     PRODUCER_FENCED = "the producer was closed, or a later exclusive producer took the topic over", ProducerFenced
     NOT_OWNER = "this broker does not own the topic any more, or the topic is closing", NotOwner
     TERMINATED = "the topic is terminated", TopicTerminated

@@ -584,9 +584,12 @@ class AdminService:
 
     async def share_limits(
         self, request: wire.ShareLimitsRequest, context: CallContext
-    ) -> list[values.GrantedLimit]:
+    ) -> values.SharesAnswer:
         wanted = [values.WantedLimit(each.limit, each.wanted, each.held) for each in request.limits]
-        return answer_report(self._broker, request.broker, request.run, request.number, wanted)
+        stored = [values.StoredBundleBytes(each.namespace, each.bundle, each.bytes) for each in request.stored]
+        return answer_report(
+            self._broker, request.broker, request.run, request.number, wanted, stored, list(request.places)
+        )
 
     async def shared_limits(self, request: wire.SharedLimitsRequest, context: CallContext) -> values.SharedLimits:
         return await ClusterSummaries(self._broker).list_shared_limits(here=request.here)

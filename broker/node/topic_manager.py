@@ -827,6 +827,8 @@ class TopicManager:
                     raise _served_by(name, owner)
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
+        if name.persistent:
+            self.sharing.stored.on_loaded(name.full, topic)
         took_s = self.world.clock.monotonic() - begun_s
         self.load_seconds.observe_value(took_s)
         _LOG.debug("topic %s is loaded, in %.3f s", name, took_s)
@@ -922,6 +924,12 @@ class TopicManager:
             if turns.is_slice_used_up:
                 await turns.begin_slice()
         return found
+
+    def list_owned_bundles(self) -> list[tuple[str, str]]:
+        """Returns the namespace (tenant/namespace) and the name of each bundle that this broker owns. Raises
+        Unavailable without an ownership session."""
+        found = map(paths.parse_bundle_owner, self._open().ownership.owner_record_paths)
+        return [each for each in found if each is not None]
 
     def list_topic_traffic(self, path: str) -> dict[str, BundleTraffic]:
         """Returns what each loaded topic of the bundle with the owner record at `path` carries, by its full name. The

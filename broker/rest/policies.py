@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from ...proto import operations as op
-from ...proto.applied import Durability, KeyIndexPolicy, QuotaPolicy
+from ...proto.applied import Durability, KeyIndexPolicy, QuotaPolicy, StoragePolicy
 from ...proto.policies import POLICIES as TABLE
 from ...proto.policies import Policies, PolicyDefinition, PolicyRestNames, decode_policies
 from ...proto.schema import Compatibility
@@ -46,6 +46,14 @@ class BacklogQuota(msgspec.Struct):
     limitTime: int | None = None
     policy: QuotaPolicy | None = None
     limit: int | None = None  # of old clients: `limitSize`
+
+
+class StorageLimitBody(msgspec.Struct):
+    """The JSON body of a limit of stored bytes of a namespace or a tenant. `limitSize`: in bytes; -1: no limit.
+    `policy`: what happens at the limit; None: the present policy stays. Pulsar has no such policy."""
+
+    limitSize: int
+    policy: StoragePolicy | None = None
 
 
 class Persistence(msgspec.Struct):
@@ -416,6 +424,20 @@ def _show_isolation(policies: Policies) -> object:
     return BrokerIsolationLabels([*primary], [*fallback], policies.primary_brokers_min or 1) if primary else None
 
 
+def _storage(level: str) -> BodyConverter:
+    names = f"{level}_storage_bytes", f"{level}_storage_policy"
+
+    def take(given: StorageLimitBody) -> PolicyFields:
+        fields: PolicyFields = {names[0]: _limit(given.limitSize, "limitSize")}
+        return fields if given.policy is None else {**fields, names[1]: given.policy}
+
+    def show(policies: Policies) -> object:
+        size, policy = (getattr(policies, name) for name in names)
+        return None if size is None else StorageLimitBody(size or -1, policy or "producer_request_hold")
+
+    return BodyConverter(StorageLimitBody, take, show)
+
+
 BODY_CONVERTERS: dict[str, BodyConverter] = {
     "retention": _retention("retention_minutes", "retention_mib"),
     "unsubscribed-retention": _retention("unsubscribed_minutes", "unsubscribed_mib"),
@@ -438,6 +460,8 @@ BODY_CONVERTERS: dict[str, BodyConverter] = {
         PublishRate, "publishThrottlingRateInMsg", "publishThrottlingRateInByte", "tenant_publish_rate"
     ),
     "tenant-dispatch-rate": _rate(*_DISPATCH, "tenant_dispatch_rate"),
+    "max-storage-per-namespace": _storage("namespace"),
+    "max-storage-per-tenant": _storage("tenant"),
     "subscription-dispatch-rate": _rate(*_DISPATCH, "subscription_dispatch_rate"),
     "subscribe-rate": BodyConverter(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
     "auto-subscription-creation": _object(

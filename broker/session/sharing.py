@@ -3,9 +3,11 @@
 The leader is the broker that balances (broker/session/balancing.py: `BalancerRecord`). Every REPORT_INTERVAL_S a broker
 with topics of a limited namespace or tenant (`TopicManager.shared_rates`)
 
-1. notes how much of each limit it has used, and whether something waited for it;
-2. reports that to the leader, by one call on a connection that stays open, and gets its shares;
-3. sets its token buckets to the shares. Between two reports nothing is done but to count in these buckets.
+1. notes how much of each limit it has used, and whether something waited for it; and what its bundles store, if their
+   namespace or tenant has a limit of stored bytes (broker/session/storing.py);
+2. reports that to the leader, by one call on a connection that stays open, and gets its shares, and what all store;
+3. sets its token buckets to the shares, and tells topics if a limit of stored bytes is reached. Between two reports
+   nothing is done but to count in these buckets.
 
 Nothing is written to the metadata; the list of brokers is read every BROKERS_READ_S while there is a limit, else every
 LEADER_READ_S. A broker without limited topics reports every IDLE_REPORT_INTERVAL_S, so that the leader need not keep a
@@ -25,7 +27,13 @@ from ...metadata.records import BalancerRecord
 from ...metadata.store import get_readable_record
 from ...proto import operations as op
 from ...proto.errors import InvalidRequest, MagnetarError, Unavailable
-from ...proto.statistics import GrantedLimit, SharedLimit, WantedLimit
+from ...proto.statistics import (
+    GrantedLimit,
+    SharedLimit,
+    SharesAnswer,
+    StoredBundleBytes,
+    WantedLimit,
+)
 from ...runtime.network import Channel, Endpoint, find_rpc
 from ..cluster.shares_core import (
     BROKERS_READ_S,
@@ -40,9 +48,11 @@ from ..cluster.shares_core import (
     ShareReport,
     WantedShare,
 )
+from ..cluster.stored_core import PlaceBytes, StoredReport, StoredSums
 from ..common.retry import LogThrottle
 from ..node.topic_manager import TopicManager
 from ..topic.statistics import SharedRate
+from .storing import StorageMeter, answer_own_report, answer_stored_bytes, describe_storage_limits
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -87,12 +97,15 @@ def grant_limits(broker: TopicManager, report: ShareReport) -> dict[str, Granted
 
 
 def answer_report(
-    broker: TopicManager, name: str, run: str, number: int, limits: Sequence[WantedLimit]
-) -> list[GrantedLimit]:
-    """Returns the leader's answer to another broker's report. Raises the errors of `grant_limits`."""
+    broker: TopicManager, name: str, run: str, number: int, limits: Sequence[WantedLimit],
+    stored: Sequence[StoredBundleBytes] = (), places: Sequence[str] = (),
+) -> SharesAnswer:  # fmt: skip
+    """Returns the leader's answer to another broker's report. Raises the errors of `grant_limits` and
+    `answer_stored_bytes`."""
     wanted = {each.limit: WantedShare(each.wanted, each.held) for each in limits}
     granted = grant_limits(broker, ShareReport(name, run, number, wanted))
-    return [GrantedLimit(limit, *each) for limit, each in granted.items()]
+    shares = tuple(GrantedLimit(limit, *each) for limit, each in granted.items())
+    return SharesAnswer(shares, tuple(answer_stored_bytes(broker, stored, places) if stored or places else ()))
 
 
 # -------------------------------------------------------------------------------------------------------- status
@@ -104,6 +117,7 @@ def describe_shared_limits(broker: TopicManager) -> tuple[SharedLimit, ...]:
     for rates in broker.shared_rates:
         for rate in (rates.publish, rates.dispatch):
             found += (_describe(broker, rate, each, now) for each in list_limits(rate))
+    found += describe_storage_limits(broker)
     return tuple(sorted(found, key=lambda each: (each.place, each.policy)))
 
 
@@ -141,6 +155,7 @@ class LimitSharer:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._state = broker.sharing
+        self.storage = StorageMeter(broker)
         self._clock = broker.world.clock
         self._measured_s = self._clock.monotonic()
         self._brokers_read_s = float("-inf")
@@ -163,25 +178,35 @@ class LimitSharer:
                         _LOG.info("limits in sum over brokers: an equal part is used, as far as granted: %s", error)
                 await asyncio.sleep(self._choose_pause_s())
         finally:
-            self._state.grants = None
+            self._state.grants = self._state.sums = None
+            await self.storage.close()
             await self._close_channel()
 
     def _choose_pause_s(self) -> float:
         if not self._state.held.brokers:
             return FIRST_READ_AGAIN_S
-        return REPORT_INTERVAL_S if self._broker.shared_rates else IDLE_REPORT_INTERVAL_S
+        return REPORT_INTERVAL_S if self._is_limited else IDLE_REPORT_INTERVAL_S
+
+    @property
+    def _is_limited(self) -> bool:
+        return bool(self._broker.shared_rates or self._state.stored.limits)
 
     async def exchange(self) -> None:
-        """Measures, reports once, and sets the rates, also if the report fails; without metadata it goes on with the
-        leader and the list of brokers that it knows. Raises the errors of the metadata and of the call; TimeoutError if
-        there is no answer in REPORT_TIMEOUT_S."""
+        """Measures, reports once, sets the rates and tells topics what is reached, also if the report fails; without
+        metadata it goes on with the leader and the list of brokers that it knows. Raises the errors of the metadata and
+        of the call; TimeoutError if there is no answer in REPORT_TIMEOUT_S."""
         self._measure()
         try:
+            try:
+                await self.storage.measure()
+            except (MagnetarError, TimeoutError) as error:
+                _LOG.debug("the limits of stored bytes stay as they were: %r", error)
             try:
                 async with asyncio.timeout(REPORT_TIMEOUT_S):
                     await self._read_brokers()
             except (MagnetarError, TimeoutError) as error:
                 _LOG.debug("the brokers are not listed: %r", error)
+            self.storage.begin_reading()
             async with asyncio.timeout(2 * REPORT_TIMEOUT_S):
                 await self._report()
         finally:
@@ -189,6 +214,7 @@ class LimitSharer:
             for rates in self._broker.shared_rates:
                 rates.publish.update_share(now)
                 rates.dispatch.update_share(now)
+            self.storage.decide()
 
     def _measure(self) -> None:
         now = self._clock.monotonic()
@@ -217,29 +243,42 @@ class LimitSharer:
         broker, state, now = self._broker, self._state, self._clock.monotonic()
         if not broker.balancing.leads:
             state.grants = None
-        counts = broker.shared_rates or broker.balancing.leads
+            state.sums = state.sums if state.held.brokers == 1 else None
+        counts = self._is_limited or broker.balancing.leads
         if now - self._brokers_read_s < (BROKERS_READ_S if counts else LEADER_READ_S) or not broker.has_session:
             return
         names = {paths.decode_segment(each) for each in await broker.metadata.children(paths.BROKERS)} | {broker.name}
         self._brokers_read_s, state.held.brokers = now, len(names)
+        if broker.balancing.leads or len(names) == 1:
+            state.sums = state.sums or StoredSums()
         if broker.balancing.leads:
             state.grants = state.grants or ShareGrants(now)
             state.grants.set_registered(names, now)
 
     async def _report(self) -> None:
-        held, state = self._state.held, self._state
+        held, state, now = self._state.held, self._state, self._clock.monotonic()
         if held.brokers <= 1:
+            if state.sums is not None:
+                alone = state.stored.make_report(now)
+                state.stored.on_answered(alone, answer_own_report(state.sums, alone, now), now)
             return
-        if state.grants is not None:
-            report = held.make_report(self._clock.monotonic())
+        if state.grants is not None and state.sums is not None:
+            report, stored = held.make_report(now), state.stored.make_report(now)
             held.on_granted(report, grant_limits(self._broker, report))
+            state.stored.on_answered(stored, answer_own_report(state.sums, stored, now), now)
         else:
             leader = await self._find_leader()
             if leader is None:
                 held.begin_without_leader()
                 return
-            report = held.make_report(self._clock.monotonic())
-            held.on_granted(report, await self._ask(leader, report))
+            now = self._clock.monotonic()
+            report, stored = held.make_report(now), state.stored.make_report(now)
+            answer = await self._ask(leader, report, stored)
+            held.on_granted(
+                report, {each.limit: GrantedShare(each.share, each.wanted, each.brokers) for each in answer.shares}
+            )
+            sums = {each.place: PlaceBytes(each.bytes, each.complete) for each in answer.stored}
+            state.stored.on_answered(stored, sums, now)
         state.answered += 1
 
     async def _find_leader(self) -> BalancerRecord | None:
@@ -256,7 +295,7 @@ class LimitSharer:
         leader = self._leader
         return None if leader is None or leader.broker == self._broker.name else leader
 
-    async def _ask(self, leader: BalancerRecord, report: ShareReport) -> dict[str, GrantedShare]:
+    async def _ask(self, leader: BalancerRecord, report: ShareReport, stored: StoredReport) -> SharesAnswer:
         await self._broker.world.workers.load(f"{__package__}.administration")  # a broker alone needs none of it
         from .administration import make_operation_request, parse_operation_reply
 
@@ -265,6 +304,8 @@ class LimitSharer:
             {
                 "broker": report.broker, "run": report.run, "number": report.number,
                 "limits": [WantedLimit(limit, *each) for limit, each in report.limits.items()],
+                "stored": [StoredBundleBytes(*bundle, size) for bundle, size in stored.bundles.items()],
+                "places": stored.places,
             },
         )  # fmt: skip
         try:
@@ -280,8 +321,7 @@ class LimitSharer:
         except BaseException:
             await self._close_channel()
             raise
-        granted = parse_operation_reply(op.SHARE_LIMITS, reply)
-        return {each.limit: GrantedShare(each.share, each.wanted, each.brokers) for each in granted}
+        return parse_operation_reply(op.SHARE_LIMITS, reply)
 
     async def _close_channel(self) -> None:
         channel, self._channel = self._channel, None

@@ -50,22 +50,30 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.broker.topic")
 
 
+_REFUSALS = {
+    BacklogQuotaState.REFUSE: PublishRefusal.QUOTA,
+    BacklogQuotaState.STORAGE_REFUSE: PublishRefusal.STORAGE,
+}
+
+
 class TopicMaintenance:
     """The maintenance of one loaded topic, which runs from time to time: expires messages, applies the backlog quota,
     trims ledgers, deletes idle subscriptions. `expired`, `evicted`: how many entries were acknowledged since the topic
-    was loaded because of their age, and because of the quota; `quota`: the present reaction to the backlog, None if
-    there is none."""
+    was loaded because of their age, and because of the quota; `quota`: the present reaction to the backlog, or to a
+    limit of stored bytes of the namespace or the tenant; None if there is none."""
 
     __slots__ = (
-        "_ages", "_evicts", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "asked_s",
-        "evicted", "expired", "quota", "roll_idle_s",
+        "_ages", "_backlog_state", "_evicts", "_idle", "_messages_in", "_quiet_since", "_storage_state", "_topic",
+        "_unused_since", "_world", "asked_s", "evicted", "expired", "quota", "roll_idle_s",
     )  # fmt: skip
 
     def __init__(self, world: World, topic: Topic, roll_idle_s: float) -> None:
         self._world = world
         self._topic = topic
         self.roll_idle_s = roll_idle_s
-        self.quota: BacklogQuotaState | None = None
+        self.quota: BacklogQuotaState | None = None  # the stronger one of the next two
+        self._backlog_state: BacklogQuotaState | None = None
+        self._storage_state: BacklogQuotaState | None = None
         self.expired = 0  # entries that were not acknowledged in time …
         self.evicted = 0  # … or that were evicted because of the quota
         self._evicts = False  # the previous pass evicted: it is logged once
@@ -78,16 +86,19 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ answers
     def must_pause_producers(self) -> bool:
-        """Returns True if producers must wait, because the backlog has reached the quota and the policy says so. The
-        caller then grants producers no credit (bytes that they may publish)."""
-        return self.quota is BacklogQuotaState.HOLD
+        """Returns True if producers must wait, because the backlog has reached the quota, or the namespace or the
+        tenant stores as many bytes as it may, and the policy says so. The caller then grants producers no credit (bytes
+        that they may publish)."""
+        return self.quota is BacklogQuotaState.HOLD or self.quota is BacklogQuotaState.STORAGE_HOLD
 
     def why_publish_refused(self) -> MagnetarError | None:
-        """Returns the error with which the topic refuses publishes because the backlog has reached the quota; None if
-        the topic does not refuse them. Each returned error is counted as a refusal."""
-        if self.quota is not BacklogQuotaState.REFUSE:
+        """Returns the error with which the topic refuses publishes because the backlog has reached the quota, or the
+        namespace or the tenant stores as many bytes as it may; None if the topic does not refuse them. Each returned
+        error is counted as a refusal."""
+        refusal = _REFUSALS.get(self.quota) if self.quota is not None else None
+        if refusal is None or self.quota is None:
             return None
-        return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
+        return refusal.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
     def on_topic_used(self) -> None:
         """Called when a producer or a consumer opens the topic. The topic counts as used at this time, even if the
@@ -160,7 +171,7 @@ class TopicMaintenance:
     def _may_expire(self) -> bool:
         """Returns True if messages may be too old, or the backlog may have reached its quota."""
         topic, applied, shape = self._topic, self._topic.applied, self._topic.log.shape
-        if self.quota is not None or self._evicts:
+        if self._backlog_state is not None or self._evicts:
             return True
         limited = applied.message_ttl_s or applied.backlog_quota_s or 0 < applied.backlog_quota_bytes <= shape.size
         return bool(limited) and any(
@@ -318,14 +329,25 @@ class TopicMaintenance:
             self.evicted += await self.expire_messages_older_than(subscription, applied.backlog_quota_s)
 
     def _decide(self, quota: BacklogQuotaState | None) -> None:
-        if quota is self.quota:
+        if quota is self._backlog_state:
             return
-        before, self.quota = self.quota, quota
+        self._backlog_state = quota
         if quota is not None:
             _LOG.warning("%s: %s", self._topic.name, quota.value)
         else:
             _LOG.info("%s: the backlog quota is met again", self._topic.name)
-        if before is not None:
+        self._choose_quota()
+
+    def set_storage_state(self, state: BacklogQuotaState | None) -> None:
+        """Sets what happens because of a limit of stored bytes of the namespace or the tenant; None: nothing."""
+        if state is not self._storage_state:
+            self._storage_state = state
+            self._choose_quota()
+
+    def _choose_quota(self) -> None:
+        before, states = self.quota, (self._backlog_state, self._storage_state)
+        self.quota = next((each for each in states if each in _REFUSALS), states[0] or states[1])
+        if before is not None and self.quota is not before:
             self._topic.on_backlog_quota_changed()
 
     async def run_due_work_of_parts(self) -> None:

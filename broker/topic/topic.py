@@ -42,7 +42,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import Position, TopicName, check_subscription_name
-from ...proto.states import AccessMode, LedgerStays, TopicState
+from ...proto.states import AccessMode, BacklogQuotaState, LedgerStays, TopicState
 from ...runtime.network import World
 from ...runtime.tasks import run_to_end, run_together
 from ...runtime.token_bucket import RateLimit
@@ -221,6 +221,15 @@ class Topic:
         """Called when the state of the backlog quota has changed: resumes waiting producers if the new state permits
         that."""
         self.gate.resume_queued_publishes()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Returns the bytes of the topic's log; after the topic has ended, those that it had then."""
+        return self.log.shape.size
+
+    def set_storage_state(self, state: BacklogQuotaState | None) -> None:
+        """Sets what happens because the namespace or the tenant stores as many bytes as it may; None: nothing."""
+        self.maintenance.set_storage_state(state)
 
     def _find_applied(self) -> AppliedPolicies:
         return self.applied

@@ -462,9 +462,11 @@ def _shared_limits(page: MetricsPage, broker: TopicManager) -> None:
         labels = {"place": row.place, "policy": row.policy}
         text = "Broker: part of a limit in sum over brokers that this broker may use."
         page.add_gauge("magnetar_broker_shared_limit_share", text, row.share, **labels)
-        text = "Broker: part of a limit in sum over brokers that this broker used in the last second."
+        text = "Broker: part of a limit in sum over brokers that this broker used in the last second, or stores."
         page.add_gauge("magnetar_broker_shared_limit_used", text, row.used, **labels)
-        text = "Broker: how often something waited for its share of a limit."
+        text = "Broker: what all brokers want together of a limit in sum over them, or store: parts of the limit."
+        page.add_gauge("magnetar_broker_shared_limit_wanted", text, row.wanted, **labels)
+        text = "Broker: how often something waited for its share of a limit, or a limit of stored bytes was reached."
         page.add_counter("magnetar_broker_shared_limit_throttled_total", text, row.throttled, **labels)
 
 

@@ -48,6 +48,11 @@ SET = {
     "subscribe-rate": (["-sr", "10", "-st", "1m"], {"subscribe_rate": 10, "subscribe_rate_period_s": 60}),
     "max-topics-per-namespace": (["-t", "7"], {"max_topics": 7}),
     "max-topics-per-tenant": (["-t", "7"], {"max_tenant_topics": 7}),
+    "max-storage-per-namespace": (
+        ["-l", "10G", "-p", "producer_exception"],
+        {"namespace_storage_bytes": 10 << 30, "namespace_storage_policy": "producer_exception"}),
+    "max-storage-per-tenant": (
+        ["-l", "1000"], {"tenant_storage_bytes": 1000, "tenant_storage_policy": None}),
     "namespace-publish-rate": (
         ["-m", "100", "-b", "-1"], {"namespace_publish_rate_messages": 100, "namespace_publish_rate_bytes": 0}),
     "namespace-dispatch-rate": (

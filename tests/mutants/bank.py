@@ -591,6 +591,14 @@ def _passed_over() -> Iterator[Mutant]:
         ("M98t", brokers.topics_counted_before_others_are_made, "",
          "tests/broker/cluster/test_shared_limits.py"
          "::test_brokers_that_create_topics_at_once_make_as_many_as_the_namespace_may_have", "as M98s"),
+        ("M98u", brokers.a_range_counts_beside_its_parts, "",
+         "tests/broker/cluster/test_stored.py"
+         "::test_the_parts_of_a_bundle_count_instead_of_it_and_what_is_left_until_then_of_the_rest", "as M98s"),
+        ("M98v", brokers.an_incomplete_sum_is_believed, "",
+         "tests/broker/cluster/test_stored.py::test_an_incomplete_sum_lets_no_producer_go_on", "as M98s"),
+        ("M98w", brokers.topics_that_leave_memory_store_nothing, "",
+         "tests/broker/cluster/test_stored.py::test_a_bundle_counts_its_loaded_topics_and_those_that_left_memory",
+         "as M98s"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 

@@ -8,11 +8,12 @@ from typing import Any
 from msgspec import structs
 
 from magnetar.bookie.maintenance import repair_worker
-from magnetar.broker.cluster import isolation_core
+from magnetar.broker.cluster import isolation_core, stored_core
 from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.isolation_core import BrokerIsolation
 from magnetar.broker.cluster.ownership import BundlesChanged, Ownership
 from magnetar.broker.cluster.shares_core import GrantedShare, ShareGrants, ShareReport
+from magnetar.broker.cluster.stored_core import PlaceBytes, StoredHere, StoredReport, StoredSums
 from magnetar.broker.log import log_shape_core
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.compaction_core import SurvivingMessageSearch
@@ -313,6 +314,39 @@ def topics_counted_before_others_are_made(stack: Stack) -> None:
         return []
 
     put(stack, Catalog, "_check_topics", check)
+
+
+def a_range_counts_beside_its_parts(stack: Stack) -> None:
+    """M98u: of a bundle that was divided, the bytes count twice: in the whole, and in its parts."""
+
+    def put_row(self: StoredSums, namespace: str, at: tuple[int, int], row: Any) -> None:
+        self._rows.setdefault(namespace, {})[at] = row
+
+    put(stack, StoredSums, "_put", put_row)
+
+
+def an_incomplete_sum_is_believed(stack: Stack) -> None:
+    """M98v: a leader that has just begun, and has heard few brokers, lets producers go on above the limit."""
+    honest = StoredHere.on_answered
+
+    def on_answered(self: StoredHere, report: StoredReport, answer: Mapping[str, PlaceBytes], now: float) -> None:
+        honest(self, report, {place: each._replace(complete=True) for place, each in answer.items()}, now)
+
+    put(stack, StoredHere, "on_answered", on_answered)
+
+
+def topics_that_leave_memory_store_nothing(stack: Stack) -> None:
+    """M98w: a topic that was unloaded because it was idle does not count any more, though its bytes are stored."""
+    honest = stored_core._Bundle.measure
+
+    def measure(self: stored_core._Bundle) -> int:
+        size = honest(self) - sum(self.idle.values())
+        self.idle.clear()
+        return size
+
+    put(stack, stored_core._Bundle, "measure", measure)
+
+
 def ledgers_of_one_age_end_together(stack: Stack) -> None:
     """M99p: ledgers that began at one moment all end at the age of the setting, at one moment."""
     put(stack, log_shape_core, "LEDGER_AGE_JITTER", 0.0)

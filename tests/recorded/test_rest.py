@@ -407,6 +407,7 @@ POLICIES = {
     "Persistence": '{"bookkeeperEnsemble":1,"bookkeeperWriteQuorum":1,"bookkeeperAckQuorum":1}',
     "DispatchRate": '{"dispatchThrottlingRateInMsg":10,"ratePeriodInSecond":3}',
     "PublishRate": '{"publishThrottlingRateInMsg":10}',
+    "StorageLimitBody": '{"limitSize":1000000,"policy":"producer_exception"}',
     "SubscribeRate": '{"subscribeThrottlingRatePerConsumer":10,"ratePeriodInSecond":3}',
     "AutoSubscription": '{"allowAutoSubscriptionCreation":false}',
     "DelayedDelivery": '{"active":false,"tickTime":5,"maxDeliveryDelayInMillis":6}',
