@@ -32,6 +32,9 @@ ROOT_COMMANDS = {
     "plan": LazyCommand(".bench", "plan", "What a load needs: disk, network and memory of brokers and bookies."),
     "check": LazyCommand(".check", "check", "Probes: publish and receive a message of a topic."),
     "tenants": LazyCommand(".admin.namespaces", "tenants", "Tenants: list, create, delete, stats."),
+    "resourcegroups": LazyCommand(
+        ".admin.namespaces", "resource_groups", "Resource groups: rates that namespaces share."
+    ),
     "namespaces": LazyCommand(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
     "topics": LazyCommand(".admin.topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),
     "subscriptions": LazyCommand(

@@ -27,6 +27,7 @@
     /volatile/<tenant>/<ns>/<topic>             PartitionedRecord of a non-persistent topic; it has no other record
     /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
     /policies/@brokers                          PoliciesRecord of all brokers: what changed while they run
+    /policies/@groups/<name>                    PoliciesRecord of a resource group: rates of its namespaces together
     /policies/<tenant>                          PoliciesRecord of a tenant
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
@@ -79,6 +80,8 @@ CURSORS = "/cursors"
 POLICIES = "/policies"
 BROKER_POLICIES = "/policies/@brokers"
 """A path that belongs to no tenant, because `encode_segment` encodes an @."""
+RESOURCE_GROUPS = "/policies/@groups"
+"""Likewise."""
 GRANTS = "/grants"
 SCHEMAS = "/schemas"
 SCHEDULES = "/schedules"
@@ -254,6 +257,11 @@ def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str
 def grants(tenant_: str, namespace_: str) -> str:
     """Returns the path of the record of the access rights of a namespace."""
     return f"{GRANTS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
+
+
+def resource_group(name: str) -> str:
+    """Returns the path of the record of a resource group."""
+    return f"{RESOURCE_GROUPS}/{encode_segment(name)}"
 
 
 def tenant_policies(tenant_: str) -> str:

@@ -80,6 +80,7 @@ class AppliedPolicies(msgspec.Struct, frozen=True):
     tenant_publish_rate_bytes: Limit = 0  # … in bytes
     tenant_dispatch_rate_messages: Limit = 0  # … that are delivered, what comes again too; 0: no limit
     tenant_dispatch_rate_bytes: Limit = 0  # … in bytes
+    resource_group: str = ""  # a namespace's: rates that all namespaces of the group share, at all brokers; empty: none
     namespace_storage_bytes: Limit = 0  # that all topics of a namespace store, at all brokers, once each; 0: no limit
     namespace_storage_policy: StoragePolicy = "producer_request_hold"  # at it: producers wait, or are refused
     tenant_storage_bytes: Limit = 0  # … that all namespaces of a tenant store

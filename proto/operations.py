@@ -192,6 +192,23 @@ GET_TENANT_POLICIES: Operation[str] = Operation(
 )
 CHANGE_TENANT_POLICIES: Operation[None] = Operation("ChangeTenantPolicies", OPERATE_RULE)
 
+# ------------------------------------------------------------------------------------ resource groups
+LIST_RESOURCE_GROUPS: Operation[tuple[str, ...]] = Operation(
+    "ListResourceGroups", OPERATE_RULE, method="resource_groups",
+    help="Returns the names of the resource groups, sorted.",
+    routes=(HttpRoute("GET", "/admin/v2/resourcegroups", "The resource groups.", answer="[name]"),),
+    cli=CliVerb(
+        "resourcegroups list", "Names of all resource groups.", "Names of all resource groups.", "-o json",
+        empty="no resource groups",
+    ),
+)  # fmt: skip
+GET_RESOURCE_GROUP: Operation[values.ResourceGroup] = Operation("GetResourceGroup", OPERATE_RULE)
+SET_RESOURCE_GROUP: Operation[None] = Operation("SetResourceGroup", OPERATE_RULE)
+DELETE_RESOURCE_GROUP: Operation[None] = Operation("DeleteResourceGroup", OPERATE_RULE, routes=(
+    HttpRoute("DELETE", "/admin/v2/resourcegroups/{group}", "Deletes a resource group that no namespace has.", busy=412,
+              parts=(PathPart("group", "name"),)),
+))  # fmt: skip
+
 # ------------------------------------------------------------------------------------ namespaces
 LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
     "ListNamespaces", PermissionRule(Permission.MANAGE, PermissionScope.TENANT, "name"),

@@ -199,6 +199,10 @@ POLICIES: tuple[PolicyDefinition, ...] = (
         "max_tenant_topics", ("-t", "--max-topics-per-tenant"), "Topics and partitions"
     ), "How many topics all namespaces have, each partition counts.", "-t 1000", levels=(TENANT_LEVEL,),
        rest=PolicyRestNames("", "", "", tenant="maxTopicsPerTenant")),
+    PolicyDefinition("resource-group", (
+        Field("resource_group", "text", ("-rgn", "--resource-group-name"), "A group: 'magnetar resourcegroups list'."),
+    ), "Which resource group's rates a namespace shares with others.", "-rgn batch", levels=(NAMESPACE_LEVEL,),
+       rest=PolicyRestNames("resourcegroup", "", "resource_group_name")),
     PolicyDefinition("max-storage-per-namespace", _storage(NAMESPACE_LEVEL.removesuffix("s")),
         "How many bytes all topics of a namespace store.", "-l 100G -p producer_exception",
         note="; it holds in sum over brokers", levels=(NAMESPACE_LEVEL,),
@@ -346,6 +350,14 @@ def check_level(policies: Policies, level: str) -> Policies:
             where, what = (each.removesuffix("s") for each in (levels[0], level))
             raise InvalidRequest(f"{name} is a policy of a {where}, and no {what} has one", setting=name)
     return policies
+
+
+RESOURCE_GROUP_FIELDS = (
+    "namespace_publish_rate_messages", "namespace_publish_rate_bytes", "namespace_dispatch_rate_messages",
+    "namespace_dispatch_rate_bytes",
+)  # fmt: skip
+"""The fields that the record of a resource group has: what they say of a namespace holds for all namespaces of the
+group together."""
 
 
 def merge_policies(below: Policies, above: Policies) -> Policies:

@@ -35,6 +35,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     tenant_publish_rate_bytes: int | None = None
     tenant_dispatch_rate_messages: int | None = None
     tenant_dispatch_rate_bytes: int | None = None
+    resource_group: str | None = None
     namespace_storage_bytes: int | None = None
     namespace_storage_policy: StoragePolicy | None = None
     tenant_storage_bytes: int | None = None

@@ -42,7 +42,7 @@ __all__ = (
     "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "MeasuredBundle",
     "MeasuredLoad", "MetadataNode", "NamespaceInfo", "NamespaceStats",
     "NamespaceSums", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
-    "SchemaTest", "SecurityDescription", "SharedLimit", "SharedLimits", "SharesAnswer",
+    "ResourceGroup", "SchemaTest", "SecurityDescription", "SharedLimit", "SharedLimits", "SharesAnswer",
     "SinkOfTransaction", "SkippedLost", "SlotRange", "StoredBundleBytes", "StoredPlaceBytes",
     "SubscriptionFilterState",
     "SubscriptionStats", "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicPage",
@@ -215,6 +215,22 @@ class GrantedLimit(Value, frozen=True):
     share: float  # that the broker may use
     wanted: float  # by all brokers together
     brokers: int  # that want a part
+
+
+class ResourceGroup(Value, frozen=True):
+    """A resource group: rates that all its namespaces share, in sum over brokers. 0: no limit."""
+
+    name: str
+    publish_rate_messages: int  # per second, as the others
+    publish_rate_bytes: int
+    dispatch_rate_messages: int
+    dispatch_rate_bytes: int
+
+
+RESOURCE_GROUP_RATES = (
+    "publish_rate_messages", "publish_rate_bytes", "dispatch_rate_messages", "dispatch_rate_bytes",
+)  # fmt: skip
+"""The rates of a resource group, in the order of its fields."""
 
 
 class StoredBundleBytes(Value, frozen=True):

@@ -1689,6 +1689,20 @@ class PoliciesReply(_message.Message):
     policies: str
     def __init__(self, policies: _Optional[str] = ...) -> None: ...
 
+class ResourceGroupSpec(_message.Message):
+    __slots__ = ("name", "publish_rate_messages", "publish_rate_bytes", "dispatch_rate_messages", "dispatch_rate_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_RATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_RATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_RATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_RATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    publish_rate_messages: int
+    publish_rate_bytes: int
+    dispatch_rate_messages: int
+    dispatch_rate_bytes: int
+    def __init__(self, name: _Optional[str] = ..., publish_rate_messages: _Optional[int] = ..., publish_rate_bytes: _Optional[int] = ..., dispatch_rate_messages: _Optional[int] = ..., dispatch_rate_bytes: _Optional[int] = ...) -> None: ...
+
 class TenantPoliciesRequest(_message.Message):
     __slots__ = ("name", "applied")
     NAME_FIELD_NUMBER: _ClassVar[int]

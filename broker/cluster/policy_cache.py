@@ -8,12 +8,12 @@
 
 The policies of all brokers, which replace their settings, are read at the start (`defaults`); a change of them counts
 as a change of every namespace. `runtime_changed` is called with the other settings that change while brokers run. The
-first request for a topic reads the policies of its tenant, of its namespace and of all topics in it. From then on, when
-the watch reports a change, the cache reads the changed record again, and calls `changed(namespace)`, for a tenant with
-each of its namespaces. Reads and reports of the
-watch are handled one at a time. So a change that is made during a read is either in the result, or is reported
-afterwards. Another broker's change is known here after the delay of the watch (milliseconds). If the watch fails, it is
-started again, and all cached policies are read again.
+first request for a topic reads the policies of its tenant, of its namespace, of the namespace's resource group and of
+all topics in it. From then on, when the watch reports a change, the cache reads the changed record again, and calls
+`changed(namespace)`, for a tenant and a resource group with each of its namespaces. Reads and reports of the watch are
+handled one at a time. So a change that is made during a read is either in the result, or is reported afterwards.
+Another broker's change is known here after the delay of the watch (milliseconds). If the watch fails, it is started
+again, and all cached policies are read again.
 Guarding test: tests/broker/cluster/test_policy_cache.py.
 
 Also in this file, below its heading: the topics of a namespace and each change of them, from the metadata
@@ -31,7 +31,7 @@ import msgspec
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, Feature, PoliciesRecord, may_write_feature
-from ...metadata.store import MetadataStore, NodeChanged, WatchReset, get_record, update_record
+from ...metadata.store import DeleteNode, MetadataStore, NodeChanged, WatchReset, get_record, update_record
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, NotAllowed, NotFound
 from ...proto.names import NamespaceName, TopicName
@@ -91,6 +91,7 @@ class PolicyCache:
         self._runtime_changed = runtime_changed
         self._known: dict[NamespaceName, _Namespace] = {}
         self._tenants: dict[str, Policies] = {}  # of those whose namespaces are known
+        self._groups: dict[str, Policies | None] = {}  # of known namespaces; None: does not exist
         self._turn = asyncio.Lock()  # held while policies are read
         self._background = Supervisor()
 
@@ -124,6 +125,21 @@ class PolicyCache:
         errors of the metadata."""
         return (await self._namespace(name)).applied
 
+    def get_resource_group_nowait(self, name: str) -> Policies:
+        """Returns the rates of a resource group of a namespace that is in the cache, as policies of a namespace; those
+        of a group that does not exist, or is not in the cache, have no limit."""
+        return self._groups.get(name) or NO_POLICIES
+
+    async def read_resource_group(self, name: str) -> Policies | None:
+        """Reads the rates of a resource group from the metadata, as policies of a namespace (RESOURCE_GROUP_FIELDS),
+        and returns them; None if there is no such group. Raises the errors of the metadata."""
+        found = await get_record(self._metadata, paths.resource_group(name), PoliciesRecord)
+        return None if found is None else found[0].policies
+
+    async def list_resource_groups(self) -> list[str]:
+        """Returns the names of the resource groups, sorted. Raises the errors of the metadata."""
+        return sorted(paths.decode_segment(each) for each in await self._metadata.children(paths.RESOURCE_GROUPS))
+
     async def read_uninherited_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
         """Reads the policies that are set for the topic itself from the metadata, and returns them; without `topic`,
         for the namespace `name` itself; without both, for all brokers. Inherited policies are not included. If none are
@@ -150,8 +166,21 @@ class PolicyCache:
             topics.update(
                 (each, policies) for each, policies in zip(some, found, strict=True) if policies != NO_POLICIES
             )
+        await self._read_group_of(own)
         known = self._known[name] = _Namespace(own, topics, self._resolve(name, own))
         return known
+
+    async def _read_group_of(self, own: Policies) -> None:
+        """Reads the resource group of a namespace with these policies, unless it is in the cache."""
+        group = own.resource_group
+        if group and group not in self._groups:
+            self._groups[group] = await self.read_resource_group(group)
+
+    async def _read_group_again(self, group: str) -> None:
+        if group in self._groups:
+            self._groups[group] = await self.read_resource_group(group)
+            for name in [name for name, known in self._known.items() if known.own.resource_group == group]:
+                self._changed(name)
 
     def _resolve(self, name: NamespaceName, *levels: Policies) -> AppliedPolicies:
         """Returns the policies in force where these levels (of the namespace `name`, then of a topic) are set."""
@@ -198,6 +227,19 @@ class PolicyCache:
         async with self._turn:
             await self._read_tenant_again(tenant)
         return found
+
+    async def change_resource_group(self, group: str, given: Policies) -> None:
+        """Makes a resource group, or changes one: sets the rates in `given`; others stay as they are. Raises
+        InvalidRequest if a rate is invalid, and the errors of the metadata."""
+        await self._change_record(paths.resource_group(group), given, ())
+        async with self._turn:
+            await self._read_group_again(group)
+
+    async def delete_resource_group(self, group: str) -> None:
+        """Deletes a resource group, if there is one. Raises the errors of the metadata."""
+        await self._metadata.commit([DeleteNode(paths.resource_group(group))])
+        async with self._turn:
+            await self._read_group_again(group)
 
     async def _change_record(self, path: str, given: Policies, remove: tuple[str, ...]) -> Policies:
         isolates = any(getattr(given, each) is not None for each in ISOLATION_FIELDS)
@@ -278,6 +320,8 @@ class PolicyCache:
     async def _read_all(self) -> None:
         """Reads all policies again; if a record is damaged, its policies stay as they were."""
         await self._unless_damaged(self._read_defaults())
+        for group in list(self._groups):
+            await self._unless_damaged(self._read_group_again(group))
         for name in list(self._known):
             await self._unless_damaged(self._read(name))
             self._changed(name)
@@ -308,6 +352,9 @@ class PolicyCache:
         if path == paths.BROKER_POLICIES:
             await self._read_defaults_again()
             return
+        if path.startswith(f"{paths.RESOURCE_GROUPS}/"):
+            await self._read_group_again(paths.decode_segment(path.rpartition("/")[2]))
+            return
         parts = [paths.decode_segment(each) for each in path.removeprefix(paths.POLICIES).strip("/").split("/")]
         if len(parts) == 1:
             await self._read_tenant_again(parts[0])
@@ -320,6 +367,7 @@ class PolicyCache:
         known = self._known[name]
         if local is None:
             known.own = await self.read_uninherited_policies(name, None)
+            await self._read_group_of(known.own)
             known.applied = self._resolve(name, known.own)
         else:
             own = await self.read_uninherited_policies(name, _topic(name, local))

@@ -321,6 +321,19 @@ class AdminService:
         given = decode_policies(request.set)
         await self._administration.change_tenant_policies(request.name, given, request.remove)
 
+    async def list_resource_groups(self, request: wire.Empty, context: CallContext) -> list[str]:
+        return await self._broker.policies.list_resource_groups()
+
+    async def get_resource_group(self, request: wire.Name, context: CallContext) -> values.ResourceGroup:
+        return await self._administration.get_resource_group(request.name)
+
+    async def set_resource_group(self, request: wire.ResourceGroupSpec, context: CallContext) -> None:
+        rates = {rate: getattr(request, rate) for rate in values.RESOURCE_GROUP_RATES if request.HasField(rate)}  # type: ignore[arg-type]
+        await self._administration.set_resource_group(request.name, rates)
+
+    async def delete_resource_group(self, request: wire.Name, context: CallContext) -> None:
+        await self._administration.delete_resource_group(request.name)
+
     async def get_properties(self, request: wire.PlaceRequest, context: CallContext) -> dict[str, str]:
         return await self._administration.properties(request.namespace, request.topic)
 

@@ -48,7 +48,7 @@ from ...metadata.session import MetadataResponsiveness, ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import parse_labels
+from ...proto.policies import Policies, parse_labels
 from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.alarm import ALARM_RESOLUTION_S, EventLoopSlices
@@ -286,7 +286,7 @@ class TopicManager:
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.balancing = BalancingState(world.clock.monotonic())
         self.sharing = SharingState(self.name, str(self.started_ms), world.clock.monotonic())
-        self._rates = BrokerRateLimits(config, self.sharing.held.get_share)
+        self._rates = BrokerRateLimits(config, self.sharing.held.get_share, self._get_resource_group)
         self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
         self.metadata_use = MetadataResponsiveness(world.clock)
         self.members = LastReadServerLists(world.clock, self.metadata_use)
@@ -1068,6 +1068,10 @@ class TopicManager:
             if topic.is_ended and self.loaded.get(name.full) is topic:
                 del self.loaded[name.full]
         await session.ledgers.delete(*ledger_ids)
+
+    def _get_resource_group(self, name: str) -> Policies:
+        """Returns the rates of a resource group, as policies of a namespace."""
+        return self._session.policies.get_resource_group_nowait(name) if self._session is not None else Policies()
 
     def _policies_changed(self, namespace: NamespaceName) -> None:
         """Applies the new policies to the loaded topics of the namespace."""

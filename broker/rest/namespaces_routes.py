@@ -303,7 +303,7 @@ def _shown(
         "subscription_auth_mode": "Prefix" if granted.prefix_mode else "None",
         "schema_auto_update_compatibility_strategy": None,
         "deduplicationSnapshotIntervalSeconds": None, "properties": noted,
-        "resource_group_name": None, "migrated": False, "dispatcherPauseOnAckStatePersistentEnabled": None,
+        "migrated": False, "dispatcherPauseOnAckStatePersistentEnabled": None,
         "entryFilters": None, "allowed_clusters": [],
     }  # fmt: skip
 

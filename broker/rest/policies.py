@@ -23,6 +23,7 @@ from ...proto.applied import Durability, KeyIndexPolicy, QuotaPolicy, StoragePol
 from ...proto.policies import POLICIES as TABLE
 from ...proto.policies import Policies, PolicyDefinition, PolicyRestNames, decode_policies
 from ...proto.schema import Compatibility
+from ...proto.statistics import RESOURCE_GROUP_RATES
 from .call import NAMESPACE_PATH, TENANT_PATH, TOPIC_PATH, HttpError, RestHandler, RestRequest, register_route
 
 MIB = 1 << 20
@@ -424,6 +425,12 @@ def _show_isolation(policies: Policies) -> object:
     return BrokerIsolationLabels([*primary], [*fallback], policies.primary_brokers_min or 1) if primary else None
 
 
+def _take_group(given: str) -> PolicyFields:
+    if not given:
+        raise _bad_request("the name of a resource group is not empty")
+    return {"resource_group": given}
+
+
 def _storage(level: str) -> BodyConverter:
     names = f"{level}_storage_bytes", f"{level}_storage_policy"
 
@@ -460,6 +467,7 @@ BODY_CONVERTERS: dict[str, BodyConverter] = {
         PublishRate, "publishThrottlingRateInMsg", "publishThrottlingRateInByte", "tenant_publish_rate"
     ),
     "tenant-dispatch-rate": _rate(*_DISPATCH, "tenant_dispatch_rate"),
+    "resource-group": BodyConverter(str, _take_group, lambda policies: policies.resource_group or None),
     "max-storage-per-namespace": _storage("namespace"),
     "max-storage-per-tenant": _storage("tenant"),
     "subscription-dispatch-rate": _rate(*_DISPATCH, "subscription_dispatch_rate"),
@@ -614,6 +622,38 @@ for _row in POLICY_ROWS:
         _register(_row, _row.tenant, TENANT_PATH, make_tenant_argument, _row.verb)
     if _row.topic:
         _register(_row, _row.topic, TOPIC_PATH, make_topic_argument, _row.topic_verb)
+
+
+# ------------------------------------------------------------------ resource groups
+class ResourceGroupBody(msgspec.Struct):
+    """The JSON body of Pulsar's resource groups. Rates are per second; -1: no limit; None: the rate stays as it is."""
+
+    publishRateInMsgs: int | None = None
+    publishRateInBytes: int | None = None
+    dispatchRateInMsgs: int | None = None
+    dispatchRateInBytes: int | None = None
+
+
+_GROUP_PATH = "/admin/v2/resourcegroups/{group}"
+
+
+@register_route("GET", _GROUP_PATH, "The rates of a resource group; -1: no limit.", answer="ResourceGroup")
+async def get_resource_group(call: RestRequest) -> object:
+    found = await call.call_local(op.GET_RESOURCE_GROUP, name=call.names["group"])
+    return ResourceGroupBody(*(getattr(found, rate) or -1 for rate in RESOURCE_GROUP_RATES))
+
+
+@register_route("PUT", _GROUP_PATH, "Makes a resource group, or changes one.", body="ResourceGroup")
+async def set_resource_group(call: RestRequest) -> None:
+    given = ResourceGroupBody() if call.has_empty_body else call.parse_body(ResourceGroupBody)
+    rates = dict(zip(RESOURCE_GROUP_RATES, msgspec.structs.astuple(given), strict=True))
+    limits = {rate: _limit(value, rate) if value else 0 for rate, value in rates.items() if value is not None}
+    await call.call_local(op.SET_RESOURCE_GROUP, name=call.names["group"], **limits)
+
+
+@register_route("POST", NAMESPACE_PATH + "/resourcegroup/{group}", "The namespace is in the resource group.")
+async def add_to_resource_group(call: RestRequest) -> None:
+    await change_policies(call, make_namespace_argument(call), _take_group(call.names["group"]))
 
 
 # ------------------------------------------------------------------ quotas of backlogs

@@ -33,18 +33,28 @@ from ...proto.errors import (
     NotOwner,
     Unavailable,
 )
-from ...proto.names import MessageId, NamespaceName, Position, TopicName
+from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_tenant_name
 from ...proto.operations import Operation, find_answer_type
 from ...proto.policies import (
     NAMESPACE_LEVEL,
     POLICY_NAMES,
+    RESOURCE_GROUP_FIELDS,
     TENANT_LEVEL,
     TOPIC_LEVEL,
     Policies,
     check_level,
     check_properties,
 )
-from ...proto.statistics import BrokerInfo, ForgottenTransaction, LostOfSubscription, LostRange, SkippedLost, Unloaded
+from ...proto.statistics import (
+    RESOURCE_GROUP_RATES,
+    BrokerInfo,
+    ForgottenTransaction,
+    LostOfSubscription,
+    LostRange,
+    ResourceGroup,
+    SkippedLost,
+    Unloaded,
+)
 from ...proto.translation import convert_reply, make_request
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import Endpoint, World, find_rpc
@@ -394,6 +404,38 @@ class Administration:
         await self._broker.catalog.get_tenant(tenant)
         await self._broker.policies.change_tenant_policies(tenant, check_level(given, TENANT_LEVEL), tuple(removed))
 
+    async def get_resource_group(self, name: str) -> ResourceGroup:
+        """Returns the rates of a resource group. Raises NotFound if there is none, and the errors of the metadata."""
+        found = await self._broker.policies.read_resource_group(check_tenant_name(name))
+        if found is None:
+            raise NotFound(f"there is no resource group {name!r}")
+        return ResourceGroup(name, *(getattr(found, field) or 0 for field in RESOURCE_GROUP_FIELDS))
+
+    async def set_resource_group(self, name: str, rates: Mapping[str, int]) -> None:
+        """Makes a resource group, or changes one. `rates`: those that are set, by the fields of ResourceGroup; 0: no
+        limit. Others stay as they are. Raises InvalidName, InvalidRequest, and the errors of the metadata."""
+        fields = dict(zip(RESOURCE_GROUP_RATES, RESOURCE_GROUP_FIELDS, strict=True))
+        given = Policies(**{fields[rate]: value for rate, value in rates.items()})  # type: ignore[arg-type]
+        await self._broker.policies.change_resource_group(check_tenant_name(name), given)
+
+    async def delete_resource_group(self, name: str) -> None:
+        """Deletes a resource group. Reads a record for each namespace. Raises NotFound if there is none; Busy if a
+        namespace has it; and the errors of the metadata."""
+        catalog, policies = self._broker.catalog, self._broker.policies
+        await self.get_resource_group(name)
+        for tenant in await catalog.list_tenants():
+            for each in await catalog.list_namespaces(tenant):
+                own = await policies.read_uninherited_policies(NamespaceName.parse(each), None)
+                if own.resource_group == name:
+                    raise Busy(f"namespace {each} is in resource group {name!r}: remove it from the group first")
+        await policies.delete_resource_group(name)
+
+    async def _check_resource_group(self, given: Policies) -> None:
+        """Raises InvalidRequest if `given` names a resource group that does not exist."""
+        group = given.resource_group
+        if group and await self._broker.policies.read_resource_group(check_tenant_name(group)) is None:
+            raise InvalidRequest(f"there is no resource group {group!r}: create it first", setting="resource_group")
+
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies `given` for a namespace or a topic, and unsets the policies with the names `removed`, which
         are then inherited again. If neither a namespace nor a topic is given, changes the policies of all brokers.
@@ -405,6 +447,7 @@ class Administration:
             return
         place, name = await self._place(namespace, topic)
         check_level(given, NAMESPACE_LEVEL if name is None else TOPIC_LEVEL)
+        await self._check_resource_group(given)
         await self._broker.policies.change_policies(place, name, given, tuple(removed))
 
     async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:

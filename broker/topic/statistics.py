@@ -14,6 +14,7 @@ from ...proto.applied import AppliedPolicies
 from ...proto.entry import parse_stored_head
 from ...proto.errors import NotFound
 from ...proto.names import NamespaceName, Position
+from ...proto.policies import Policies
 from ...proto.states import Blocked
 from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
@@ -35,27 +36,37 @@ if TYPE_CHECKING:
 
 Limits = tuple[int, int]
 """A limit in messages and one in bytes per second; 0: no limit."""
+NO_LIMITS: tuple[Limits, Limits] = ((0, 0), (0, 0))
+"""Of publishing and of dispatch."""
 
 
-def _get_shared_limits(applied: AppliedPolicies, level: str) -> tuple[Limits, Limits]:
-    """Returns (limits of publishing, limits of dispatch) that hold in sum over brokers. `level`: "namespace" or
-    "tenant"."""
-    if level == "namespace":
-        return (
-            (applied.namespace_publish_rate_messages, applied.namespace_publish_rate_bytes),
-            (applied.namespace_dispatch_rate_messages, applied.namespace_dispatch_rate_bytes),
-        )
+def _get_namespace_limits(applied: AppliedPolicies | Policies) -> tuple[Limits, Limits]:
+    """Returns (limits of publishing, limits of dispatch) that hold in sum over brokers: of a namespace, or, from the
+    policies of a resource group, of all its namespaces together."""
+    return (
+        (applied.namespace_publish_rate_messages or 0, applied.namespace_publish_rate_bytes or 0),
+        (applied.namespace_dispatch_rate_messages or 0, applied.namespace_dispatch_rate_bytes or 0),
+    )
+
+
+def _get_tenant_limits(applied: AppliedPolicies) -> tuple[Limits, Limits]:
+    """Returns the same of a tenant."""
     return (
         (applied.tenant_publish_rate_messages, applied.tenant_publish_rate_bytes),
         (applied.tenant_dispatch_rate_messages, applied.tenant_dispatch_rate_bytes),
     )
 
 
+def make_group_place(group: str) -> str:
+    """Returns what a resource group is called among the places with limits: no tenant has such a name."""
+    return f"@{group}"
+
+
 class SharedRate:
-    """The publish or dispatch rate of a namespace or a tenant at this broker: its share of a limit that holds in sum
-    over all brokers (broker/cluster/shares_core.py). `names`: the texts of the limits in messages and in bytes, by
-    which brokers report them; `policies`: their fields in AppliedPolicies; `limits`: their values, 0 without a limit;
-    `rate`: what topics ask."""
+    """The publish or dispatch rate of a namespace, a tenant or a resource group at this broker: its share of a limit
+    that holds in sum over all brokers (broker/cluster/shares_core.py). `names`: the texts of the limits in messages and
+    in bytes, by which brokers report them; `policies`: their fields in AppliedPolicies (of a group: names alike);
+    `limits`: their values, 0 without a limit; `rate`: what topics ask."""
 
     __slots__ = ("_get_share", "limits", "names", "place", "policies", "rate")
 
@@ -82,8 +93,8 @@ class SharedRate:
 
 
 class SharedRates:
-    """The rates of a namespace or a tenant in sum over brokers, at this broker. `place`: its name; `level`: what it
-    is, the beginning of its policies' names."""
+    """The rates of a namespace, a tenant or a resource group in sum over brokers, at this broker. `place`: its name;
+    `level`: what it is, the beginning of its policies' names."""
 
     __slots__ = ("__weakref__", "dispatch", "place", "publish")
 
@@ -104,7 +115,11 @@ class BrokerRateLimits:
     compacts holds `compacting`, and a topic that writes key indexes of a ledger holds `indexing`; one topic at a time
     has each."""
 
-    def __init__(self, config: BrokerConfig, get_share: Callable[[str, float], float] = lambda _, __: 1.0) -> None:
+    def __init__(
+        self, config: BrokerConfig, get_share: Callable[[str, float], float] = lambda _, __: 1.0,
+        get_group: Callable[[str], Policies] = lambda _: Policies(),
+    ) -> None:  # fmt: skip
+        self._get_group = get_group
         self.shared: WeakValueDictionary[str, SharedRates] = WeakValueDictionary()  # their topics keep them
         self._get_share = get_share
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
@@ -115,11 +130,15 @@ class BrokerRateLimits:
     def apply_shared_rates(
         self, namespace: NamespaceName, applied: AppliedPolicies, now: float
     ) -> tuple[SharedRates, ...]:
-        """Sets the limits of a namespace and of its tenant to those in `applied`, and returns the rates of those of the
-        two that have a limit."""
-        found = list[SharedRates]()
-        for level, place in (("namespace", str(namespace)), ("tenant", namespace.tenant)):
-            rates, limits = self.shared.get(place), _get_shared_limits(applied, level)
+        """Sets the limits of a namespace and of its tenant to those in `applied`, and those of its resource group to
+        the group's, and returns the rates of those of the three that have a limit."""
+        found, group = list[SharedRates](), applied.resource_group
+        for level, place, limits in (
+            ("namespace", str(namespace), _get_namespace_limits(applied)),
+            ("tenant", namespace.tenant, _get_tenant_limits(applied)),
+            ("group", make_group_place(group), _get_namespace_limits(self._get_group(group)) if group else NO_LIMITS),
+        ):
+            rates = self.shared.get(place)
             limited = any(limits[0]) or any(limits[1])
             if rates is None and limited:
                 rates = self.shared[place] = SharedRates(place, level, self._get_share)

@@ -643,3 +643,90 @@ def delete_tenant(session: CommandSession, tenant: str, force: bool, yes: bool) 
             session.admin.delete_namespace(each, force=True)
     session.admin.delete_tenant(tenant)
     session.out.print_result_text(f"tenant {tenant} deleted", tenant=tenant)
+
+
+# ----------------------------------------------------------------------------------------------- resource groups
+resource_groups = LazyGroup(
+    "resourcegroups",
+    {
+        "list": OPERATION_ROW,
+        "create": LazyCommand(".admin.namespaces", "create_resource_group", "Make a resource group."),
+        "get": LazyCommand(".admin.namespaces", "get_resource_group", "The rates of a resource group."),
+        "update": LazyCommand(".admin.namespaces", "update_resource_group", "Change rates of a resource group."),
+        "delete": LazyCommand(".admin.namespaces", "delete_resource_group", "Delete a resource group."),
+    },
+    with_rows=True,
+    help="Resource groups: rates that several namespaces share, in sum over brokers.\n\n"
+    "Example: magnetar resourcegroups create batch --msg-publish-rate 10000",
+)
+
+
+def _rate_option(*names: str, what: str) -> Callable[[Any], Any]:
+    return option(
+        *names, type=click.IntRange(-1), default=None, metavar="N", help=f"{what} a second; 0 or -1: no limit."
+    )
+
+
+RESOURCE_GROUP_OPTIONS = (
+    _rate_option("-mp", "--msg-publish-rate", what="Messages published"),
+    _rate_option("-bp", "--byte-publish-rate", what="Bytes published"),
+    _rate_option("-md", "--msg-dispatch-rate", what="Messages delivered"),
+    _rate_option("-bd", "--byte-dispatch-rate", what="Bytes delivered"),
+)
+_RATES_BY_OPTION = {
+    "msg_publish_rate": "publish_rate_messages", "byte_publish_rate": "publish_rate_bytes",
+    "msg_dispatch_rate": "dispatch_rate_messages", "byte_dispatch_rate": "dispatch_rate_bytes",
+}  # fmt: skip
+
+
+def _collect_rates(options: Mapping[str, int | None]) -> dict[str, int]:
+    """Returns the arguments of `AdminClient.set_resource_group` for the options that were given."""
+    return {_RATES_BY_OPTION[name]: max(0, value) for name, value in options.items() if value is not None}
+
+
+@session_command(*RESOURCE_GROUP_OPTIONS, name="create")
+def create_resource_group(session: CommandSession, group: str, **options: int | None) -> None:
+    """Create a resource group. A rate that is not given has no limit. Namespaces get into the group with 'magnetar
+    namespaces set-resource-group'; the rates hold for all of them together.
+
+    Example: magnetar resourcegroups create batch --msg-publish-rate 10000
+    """
+    if group in session.admin.resource_groups():
+        raise click.UsageError(f"resource group {group} exists: 'magnetar resourcegroups update' changes its rates")
+    session.admin.set_resource_group(group, **_collect_rates(options))
+    session.out.print_result_text(f"resource group {group} created", group=group)
+
+
+@session_command(name="get")
+def get_resource_group(session: CommandSession, group: str) -> None:
+    """Show the rates of a resource group. 0: no limit.
+
+    Example: magnetar resourcegroups get batch
+    """
+    found = session.admin.resource_group(group)
+    session.out.print_record({
+        "publishRateInMsgs": found.publish_rate_messages, "publishRateInBytes": found.publish_rate_bytes,
+        "dispatchRateInMsgs": found.dispatch_rate_messages, "dispatchRateInBytes": found.dispatch_rate_bytes,
+    })  # fmt: skip
+
+
+@session_command(*RESOURCE_GROUP_OPTIONS, name="update")
+def update_resource_group(session: CommandSession, group: str, **options: int | None) -> None:
+    """Change rates of a resource group. A rate that is not given stays as it is.
+
+    Example: magnetar resourcegroups update batch --msg-publish-rate 20000 --byte-publish-rate -1
+    """
+    session.admin.resource_group(group)
+    session.admin.set_resource_group(group, **_collect_rates(options))
+    session.out.print_result_text(f"resource group {group} updated", group=group)
+
+
+@session_command(name="delete")
+def delete_resource_group(session: CommandSession, group: str, yes: bool) -> None:
+    """Delete a resource group. Refused while a namespace is in the group.
+
+    Example: magnetar resourcegroups delete batch
+    """
+    confirm_deletion(f"Delete resource group {group}", yes)
+    session.admin.delete_resource_group(group)
+    session.out.print_result_text(f"resource group {group} deleted", group=group)

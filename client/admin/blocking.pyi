@@ -195,6 +195,9 @@ class Admin(ClosedAfterWith):
     def delete_namespace(self, name: str, *, force: bool = False) -> None:
         """Deletes a namespace. Busy: it has topics, which `force` deletes too."""
 
+    def delete_resource_group(self, name: str) -> None:
+        """Deletes a resource group. Raises NotFound if there is no such group, Busy if a namespace has it."""
+
     def delete_schedule(self, topic: str, *, name: str = "") -> None:
         """Deletes a schedule. NotFound: the topic has none of that name."""
 
@@ -476,6 +479,12 @@ class Admin(ClosedAfterWith):
         does not exist.
         """
 
+    def resource_group(self, name: str) -> values.ResourceGroup:
+        """Returns the rates of a resource group. Raises NotFound if there is no such group."""
+
+    def resource_groups(self) -> list[str]:
+        """Returns the names of the resource groups, sorted."""
+
     def revive_half(self, half: TxnId | str) -> None:
         """Revives a parked half message: its group is asked about it again at once, and the count of the group's
         answers starts again at 0. Raises NotFound if there is no such half message, TransactionEnded if it is decided,
@@ -533,6 +542,20 @@ class Admin(ClosedAfterWith):
     def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
         """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or too
         long (proto/policies.py), NamespaceNotFound if there is no such namespace.
+        """
+
+    def set_resource_group(
+        self,
+        name: str,
+        *,
+        publish_rate_messages: int | None = None,
+        publish_rate_bytes: int | None = None,
+        dispatch_rate_messages: int | None = None,
+        dispatch_rate_bytes: int | None = None,
+    ) -> None:
+        """Makes a resource group, or changes one: rates per second that all its namespaces share, in sum over brokers.
+        0: no limit; None: the rate stays as it is, in a new group without limit. A namespace gets into the group by its
+        policy `resource_group`. Raises InvalidName if the name is malformed, InvalidRequest for a wrong rate.
         """
 
     def set_subscription_filter(self, topic: str, name: str, *, filter: str = "") -> None:

@@ -51,6 +51,9 @@ class AdminClient(ClosedAfterAsyncWith):
     async def tenant(self, name: str) -> values.TenantInfo:
         """Returns the settings of a tenant. Raises TenantNotFound."""
 
+    async def resource_groups(self) -> list[str]:
+        """Returns the names of the resource groups, sorted."""
+
     async def namespace(self, name: str) -> values.NamespaceInfo:
         """Returns the settings of a namespace. Raises NamespaceNotFound."""
 
@@ -311,6 +314,9 @@ class AdminClient(ClosedAfterAsyncWith):
         there is such a tenant.
         """
 
+    async def delete_resource_group(self, name: str) -> None:
+        """Deletes a resource group. Raises NotFound if there is no such group, Busy if a namespace has it."""
+
     async def delete_schemas(self, topic: str, *, force: bool = False) -> int | None:
         """Deletes the schemas of a topic. Returns the newest version that was deleted; None: the topic had no schema.
         Messages written with these schemas can still be decoded, unless `force` is true: then the definitions are
@@ -558,6 +564,9 @@ class AdminClient(ClosedAfterAsyncWith):
         does not exist.
         """
 
+    async def resource_group(self, name: str) -> values.ResourceGroup:
+        """Returns the rates of a resource group. Raises NotFound if there is no such group."""
+
     async def revive_half(self, half: TxnId | str) -> None:
         """Revives a parked half message: its group is asked about it again at once, and the count of the group's
         answers starts again at 0. Raises NotFound if there is no such half message, TransactionEnded if it is decided,
@@ -609,6 +618,20 @@ class AdminClient(ClosedAfterAsyncWith):
     async def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
         """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or too
         long (proto/policies.py), NamespaceNotFound if there is no such namespace.
+        """
+
+    async def set_resource_group(
+        self,
+        name: str,
+        *,
+        publish_rate_messages: int | None = None,
+        publish_rate_bytes: int | None = None,
+        dispatch_rate_messages: int | None = None,
+        dispatch_rate_bytes: int | None = None,
+    ) -> None:
+        """Makes a resource group, or changes one: rates per second that all its namespaces share, in sum over brokers.
+        0: no limit; None: the rate stays as it is, in a new group without limit. A namespace gets into the group by its
+        policy `resource_group`. Raises InvalidName if the name is malformed, InvalidRequest for a wrong rate.
         """
 
     async def set_subscription_prefix_mode(self, name: str, on: bool) -> None:

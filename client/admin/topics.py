@@ -594,6 +594,37 @@ async def delete_tenant(self: OperationCaller, name: str) -> None:
     await self._call(op.DELETE_TENANT, tenant=check_tenant_name(name))
 
 
+# ------------------------------------------------------------------------------------ resource groups
+async def resource_group(self: OperationCaller, name: str) -> values.ResourceGroup:
+    """Returns the rates of a resource group. Raises NotFound if there is no such group."""
+    return await self._call(op.GET_RESOURCE_GROUP, name=check_tenant_name(name))
+
+
+async def set_resource_group(
+    self: OperationCaller,
+    name: str,
+    *,
+    publish_rate_messages: int | None = None,
+    publish_rate_bytes: int | None = None,
+    dispatch_rate_messages: int | None = None,
+    dispatch_rate_bytes: int | None = None,
+) -> None:
+    """Makes a resource group, or changes one: rates per second that all its namespaces share, in sum over brokers.
+    0: no limit; None: the rate stays as it is, in a new group without limit. A namespace gets into the group by its
+    policy `resource_group`. Raises InvalidName if the name is malformed, InvalidRequest for a wrong rate."""
+    rates = {
+        "publish_rate_messages": publish_rate_messages, "publish_rate_bytes": publish_rate_bytes,
+        "dispatch_rate_messages": dispatch_rate_messages, "dispatch_rate_bytes": dispatch_rate_bytes,
+    }  # fmt: skip
+    given = {rate: value for rate, value in rates.items() if value is not None}
+    await self._call(op.SET_RESOURCE_GROUP, name=check_tenant_name(name), **given)
+
+
+async def delete_resource_group(self: OperationCaller, name: str) -> None:
+    """Deletes a resource group. Raises NotFound if there is no such group, Busy if a namespace has it."""
+    await self._call(op.DELETE_RESOURCE_GROUP, name=check_tenant_name(name))
+
+
 # ------------------------------------------------------------------------------------ namespaces
 async def namespaces(self: OperationCaller, tenant: str) -> list[str]:
     """Returns the names of a tenant's namespaces, each as TENANT/NAMESPACE, sorted. Raises TenantNotFound if there

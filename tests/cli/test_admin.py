@@ -48,6 +48,7 @@ SET = {
     "subscribe-rate": (["-sr", "10", "-st", "1m"], {"subscribe_rate": 10, "subscribe_rate_period_s": 60}),
     "max-topics-per-namespace": (["-t", "7"], {"max_topics": 7}),
     "max-topics-per-tenant": (["-t", "7"], {"max_tenant_topics": 7}),
+    "resource-group": (["-rgn", "batch"], {"resource_group": "batch"}),
     "max-storage-per-namespace": (
         ["-l", "10G", "-p", "producer_exception"],
         {"namespace_storage_bytes": 10 << 30, "namespace_storage_policy": "producer_exception"}),
@@ -79,6 +80,7 @@ SET = {
 def test_every_policy_is_set_shown_inherited_and_removed(cli: Cli, cli_json: Json) -> None:
     assert set(SET) == {verb.name for verb in POLICIES}
     cli("namespaces", "create", "public/laid")
+    cli("resourcegroups", "create", "batch")
     cli("topics", "create", "public/laid/t", "-p", "2")
     for verb in POLICIES:
         options, wanted = SET[verb.name]

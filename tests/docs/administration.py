@@ -24,8 +24,8 @@ from magnetar.proto import operations
 from magnetar.proto.operations import OPERATIONS, Operation
 
 GROUPS = (
-    "tenants", "namespaces", "topics", "subscriptions", "transactions", "schemas", "spark", "brokers", "bookies",
-    "ledgers",
+    "tenants", "resourcegroups", "namespaces", "topics", "subscriptions", "transactions", "schemas", "spark", "brokers",
+    "bookies", "ledgers",
 )  # fmt: skip
 assert application.ROUTE_MODULES, "the routes are registered"
 VARIABLES = {each.name: variable for variable, each in vars(operations).items() if isinstance(each, Operation)}

@@ -15,7 +15,8 @@ from tests.recorded.recording import Recording, scene
 from tests.support.processes import run_here
 
 GROUPS = (
-    "tenants", "namespaces", "topics", "subscriptions", "transactions", "schedules", "schemas", "spark", "brokers",
+    "tenants", "resourcegroups", "namespaces", "topics", "subscriptions", "transactions", "schedules", "schemas",
+    "spark", "brokers",
 )  # fmt: skip
 SCHEMA = '{"type": "JSON", "schema": "{\\"type\\": \\"record\\", \\"name\\": \\"R\\", \\"fields\\": []}"}'
 HELP = re.compile(r"^ +(-h, )?--help +Show this message and exit\.\n?", re.M)
@@ -37,6 +38,22 @@ tenants stats public --sum
 tenants delete acme
 tenants delete acme -y
 tenants delete acme -y
+resourcegroups list
+resourcegroups create batch -mp 100 -bd 1000
+resourcegroups create batch
+resourcegroups create slow -mp -7
+resourcegroups list -o json
+resourcegroups get batch
+resourcegroups get none
+resourcegroups update batch -bp 5000 -bd -1
+resourcegroups get batch -o json
+resourcegroups update none -mp 1
+namespaces set-resource-group public/default -rgn none
+namespaces set-resource-group public/default -rgn batch
+resourcegroups delete batch -y
+namespaces remove-resource-group public/default
+resourcegroups delete batch -y
+resourcegroups delete batch -y
 tenants create acme
 namespaces create acme/shop
 topics create acme/shop/orders

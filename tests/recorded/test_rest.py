@@ -88,6 +88,21 @@ GET /admin/v2/none
 PATCH /admin/v2/tenants
 """
 OF_PLACES = f"""
+GET /admin/v2/resourcegroups
+PUT /admin/v2/resourcegroups/batch {{"publishRateInMsgs":100,"publishRateInBytes":-1}}
+PUT /admin/v2/resourcegroups/batch {{"dispatchRateInBytes":2000}}
+PUT /admin/v2/resourcegroups/wrong {{"publishRateInMsgs":"x"}}
+PUT /admin/v2/resourcegroups/a%20b
+GET /admin/v2/resourcegroups/batch
+GET /admin/v2/resourcegroups/none
+GET /admin/v2/resourcegroups
+POST {N}/resourcegroup/none
+POST {N}/resourcegroup/batch
+GET {N}/resourcegroup
+DELETE /admin/v2/resourcegroups/batch
+DELETE {N}/resourcegroup
+DELETE /admin/v2/resourcegroups/batch
+DELETE /admin/v2/resourcegroups/batch
 GET /admin/v2/tenants
 PUT /admin/v2/tenants/acme {{"adminRoles":["ops","ops","dev"],"allowedClusters":["standalone"]}}
 PUT /admin/v2/tenants/acme {{}}

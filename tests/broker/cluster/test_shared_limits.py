@@ -20,6 +20,7 @@ from magnetar.broker.session.sharing import LimitSharer, grant_limits
 from magnetar.broker.topic.statistics import SharedRate
 from magnetar.proto.errors import (
     AlreadyExists,
+    Busy,
     InvalidRequest,
     NotAllowed,
     NotFound,
@@ -393,3 +394,79 @@ async def test_topics_made_by_use_and_by_hand_stay_within_the_limit_of_their_ten
             await admin.create_topic("acme/a/parted", partitions=3)
         await admin.create_topic("public/default/other")
         await second.ensure_topic_exists(TopicName.parse(topics[0]))
+
+
+# ------------------------------------------------------------------------------------------------ resource groups
+
+
+async def test_namespaces_of_a_resource_group_share_its_rate_at_all_brokers(tmp_path: Path) -> None:
+    async with shared(tmp_path) as (found, admin):
+        await admin.set_resource_group("batch", publish_rate_messages=LIMIT)
+        for namespace in ("acme/a", "public/default"):
+            await admin.set_namespace_policies(namespace, Policies(resource_group="batch"))
+        for broker in found.brokers.values():
+            await until(lambda broker=broker: len(broker.topic_manager.shared_rates) == 1)  # type: ignore[misc]
+            (rates,) = broker.topic_manager.shared_rates
+            await until(
+                lambda broker=broker, rates=rates: {  # type: ignore[misc]
+                    name.split("/")[3] for name, topic in broker.topics.items()
+                    if rates.publish.rate in topic.gate.limited
+                } == {"a", "default"}
+            )  # fmt: skip
+        for _ in range(8):
+            found.waits("first", "@batch")
+            found.waits("second", "@batch")
+            await found.exchange(1)
+        assert found.rates("@batch") == pytest.approx({"first": LIMIT / 2, "second": LIMIT / 2})
+        (row, _) = (await admin.shared_limits()).limits
+        assert (row.place, row.policy, row.limit) == ("@batch", "group_publish_rate_messages", LIMIT)
+        await admin.set_resource_group("batch", publish_rate_messages=10, dispatch_rate_bytes=7)
+        await until(lambda: sum(found.rates("@batch").values()) == pytest.approx(10))
+        assert (await admin.resource_group("batch")).dispatch_rate_bytes == 7
+        assert (await admin.resource_group("batch")).publish_rate_messages == 10
+
+
+async def test_a_namespace_that_leaves_its_group_or_changes_it_is_bounded_by_the_new_one_alone(tmp_path: Path) -> None:
+    async with shared(tmp_path) as (found, admin):
+        for group in ("one", "other"):
+            await admin.set_resource_group(group, publish_rate_messages=LIMIT)
+        await admin.set_namespace_policies("acme/a", Policies(resource_group="one", namespace_publish_rate_messages=5))
+        topic = found.brokers["first"].topics[name_topic("acme/a", 0)]
+        await until(lambda: {each.place for each in topic._shared_rates} == {"acme/a", "@one"})
+        await admin.set_namespace_policies("acme/a", Policies(resource_group="other"))
+        await until(lambda: {each.place for each in topic._shared_rates} == {"acme/a", "@other"})
+        with pytest.raises(Busy, match="acme/a is in resource group"):
+            await admin.delete_resource_group("other")
+        await admin.delete_resource_group("one")
+        await admin.remove_namespace_policies("acme/a", "resource_group")
+        await until(lambda: {each.place for each in topic._shared_rates} == {"acme/a"})
+        await admin.delete_resource_group("other")
+        assert await admin.resource_groups() == []
+
+
+async def test_resource_groups_are_pulsar_s_over_http_and_for_super_users(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _), AdminClient(f"magnetar://{broker.endpoint}") as admin:
+        path, of_namespace = f"{V2}/resourcegroups/batch", f"{V2}/namespaces/public/default/resourcegroup"
+        assert (await http.ask("GET", path)).status == 404
+        assert (await http.ask("POST", f"{of_namespace}/batch")).status == 412
+        await http.done("PUT", path, {"publishRateInMsgs": 100, "dispatchRateInBytes": -1})
+        await http.done("PUT", path, {"publishRateInBytes": 2000})
+        assert await http.get(path) == {
+            "publishRateInMsgs": 100, "publishRateInBytes": 2000, "dispatchRateInMsgs": -1, "dispatchRateInBytes": -1,
+        }  # fmt: skip
+        assert await http.get(f"{V2}/resourcegroups") == ["batch"]
+        await http.done("POST", f"{of_namespace}/batch")
+        assert await http.get(of_namespace) == "batch"
+        assert (await http.get(f"{V2}/namespaces/public/default"))["resource_group_name"] == "batch"
+        assert (await http.ask("DELETE", path)).status == 412
+        await admin.create_topic("t")
+        topic = await broker.topic_manager.load_topic(TopicName.parse("t"))
+        assert len(topic.gate.limited) == 1
+        await http.done("DELETE", of_namespace)
+        assert not topic.gate.limited
+        await http.done("DELETE", path)
+        for wrong in (
+            admin.set_topic_policies("t", Policies(resource_group="batch")), admin.set_resource_group("a/b"),
+        ):  # fmt: skip
+            with pytest.raises(InvalidRequest):
+                await wrong
