@@ -328,7 +328,7 @@ class AdminService:
         return await self._administration.get_resource_group(request.name)
 
     async def set_resource_group(self, request: wire.ResourceGroupSpec, context: CallContext) -> None:
-        rates = {rate: getattr(request, rate) for rate in values.RESOURCE_GROUP_RATES if request.HasField(rate)}  # type: ignore[arg-type]
+        rates = {rate: getattr(request, rate) for rate in values.RESOURCE_GROUP_RATES if request.HasField(rate)}
         await self._administration.set_resource_group(request.name, rates)
 
     async def delete_resource_group(self, request: wire.Name, context: CallContext) -> None:

@@ -268,6 +268,32 @@ async def isolation_policy(call: RestRequest) -> object:
     return _make_isolation_data(call.namespace, asks, await call.broker.list_brokers())
 
 
+NO_ADDRESS_PATTERNS = (
+    "brokers are not chosen by patterns of their addresses, but by labels: start them with 'magnetar broker --labels "
+    "tier=gold', and set 'magnetar namespaces set-broker-isolation TENANT/NAMESPACE --primary tier=gold --fallback "
+    "LABELS --min-primaries N' (POST {namespace}/brokerIsolation) for each namespace"
+)
+_ISOLATION_POLICY = CLUSTER_PATH + "/namespaceIsolationPolicies/{policy}"
+
+
+async def _refuse_address_patterns(call: RestRequest) -> None:
+    """Raises HttpError (405): a policy of isolation by patterns of addresses is neither set nor deleted. Raises the
+    errors of `RestRequest.authorize` before."""
+    call.check_cluster_in_path()
+    await call.authorize(op.LIST_BROKERS)
+    raise HttpError(NO_ADDRESS_PATTERNS, 405)
+
+
+@register_route("POST", _ISOLATION_POLICY, "405: labels choose the brokers of a namespace.", body="any")
+async def set_isolation_policy(call: RestRequest) -> None:
+    await _refuse_address_patterns(call)
+
+
+@register_route("DELETE", _ISOLATION_POLICY, "405: `{N}/brokerIsolation` is deleted instead.")
+async def delete_isolation_policy(call: RestRequest) -> None:
+    await _refuse_address_patterns(call)
+
+
 AUTO_PARTITIONS_MAX = 10_000
 
 

@@ -84,6 +84,8 @@ GET /admin/v2/clusters/standalone/peers
 GET /admin/v2/clusters/standalone/failureDomains
 GET /admin/v2/clusters/standalone/namespaceIsolationPolicies
 GET /admin/v2/clusters/standalone/namespaceIsolationPolicies/public/default
+POST /admin/v2/clusters/standalone/namespaceIsolationPolicies/mine {{"namespaces":["public/.*"],"primary":["b.*"]}}
+DELETE /admin/v2/clusters/standalone/namespaceIsolationPolicies/mine
 GET /admin/v2/none
 PATCH /admin/v2/tenants
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +14,7 @@ import pytest
 from magnetar.admin import AdminClient, Policies
 from magnetar.asyncio import Client
 from magnetar.broker.cluster.shares_core import REST_SHARE
+from magnetar.broker.node import topic_manager
 from magnetar.broker.server import Broker
 from magnetar.broker.session import sharing
 from magnetar.broker.session.balancing import AutomaticBalancer
@@ -46,8 +48,10 @@ class Shared:
         self.brokers: dict[str, Broker] = {}
         self.sharers: dict[str, LimitSharer] = {}
 
-    async def add(self, name: str) -> Broker:
-        broker = self.brokers[name] = await self.running.add_broker(name=name, share_group="all", namespace_bundles=2)
+    async def add(self, name: str, **changes: object) -> Broker:
+        broker = self.brokers[name] = await self.running.add_broker(
+            name=name, share_group="all", namespace_bundles=2, **changes
+        )
         if len(self.brokers) == 1:
             await AutomaticBalancer(broker.topic_manager).check(Tasks())
         self.sharers[name] = LimitSharer(broker.topic_manager)
@@ -88,11 +92,12 @@ def _patched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def shared(folder: Path) -> AsyncIterator[tuple[Shared, AdminClient]]:
-    """Two brokers, each with a topic of public/default, and each with one of acme/a and acme/b."""
+async def shared(folder: Path, **changes: object) -> AsyncIterator[tuple[Shared, AdminClient]]:
+    """Two brokers, each with a topic of public/default, and each with one of acme/a and acme/b. `changes`: of the first
+    broker's settings."""
     async with cluster(folder, brokers=0) as running:
         found = Shared(running)
-        await found.add("first")
+        await found.add("first", **changes)
         await found.add("second")
         async with AdminClient(f"magnetar://{found.brokers['first'].endpoint}") as admin:
             await admin.create_tenant("acme")
@@ -470,3 +475,66 @@ async def test_resource_groups_are_pulsar_s_over_http_and_for_super_users(tmp_pa
         ):  # fmt: skip
             with pytest.raises(InvalidRequest):
                 await wrong
+
+
+# --------------------------------------------------------------------------------------------- with other features
+
+
+async def test_the_rate_of_an_isolated_namespace_is_all_for_the_brokers_that_serve_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_manager, "EVICTION_WAIT_S", 0.0)
+    async with shared(tmp_path, labels="tier=gold") as (found, admin):
+        given = Policies(namespace_publish_rate_messages=LIMIT, primary_broker_labels=("tier=gold",))
+        await admin.set_namespace_policies("acme/a", given)
+        second = found.brokers["second"].topic_manager
+        await until(lambda: len(second.shared_rates) == 1)
+        for _ in range(4):
+            found.waits("second", "acme/a")
+            await found.exchange(1)
+        while second.shared_rates:
+            await second.evict_misplaced_bundles()
+            await admin.topic_stats(name_topic("acme/a", 1))
+        for _ in range(10):
+            found.waits("first", "acme/a")
+            await found.exchange(1)
+        rate = found.publish_rate("first", "acme/a").rate._buckets[0]
+        assert rate is not None
+        assert rate.rate >= LIMIT * (1 - REST_SHARE)
+
+
+async def test_a_namespace_that_is_divided_keeps_the_rate_and_its_shares(tmp_path: Path) -> None:
+    async with shared(tmp_path) as (found, admin):
+        await admin.set_namespace_policies("acme/a", Policies(namespace_publish_rate_messages=LIMIT))
+        for _ in range(6):
+            found.waits("first", "acme/a")
+            await found.exchange(1)
+        before = found.publish_rate("first", "acme/a"), found.rates("acme/a")
+        await admin.split_bundles("acme/a", bundles=8)
+        for bundle in range(2):
+            await admin.topic_stats(name_topic("acme/a", bundle))
+        assert found.publish_rate("first", "acme/a") is before[0]
+        assert found.rates("acme/a") == before[1]
+        found.waits("first", "acme/a")
+        await found.exchange(1)
+        assert sum(found.rates("acme/a").values()) <= LIMIT + 1e-6
+
+
+async def test_a_rate_without_loaded_topics_is_given_back_and_comes_again_with_the_next_topic(tmp_path: Path) -> None:
+    async with shared(tmp_path) as (found, admin):
+        await admin.set_namespace_policies("acme/a", Policies(namespace_publish_rate_messages=LIMIT))
+        first, topic = found.brokers["first"].topic_manager, name_topic("acme/a", 0)
+        await until(lambda: len(first.shared_rates) == 1)
+        for _ in range(6):
+            found.waits("first", "acme/a")
+            await found.exchange(1)
+        await first.unload_topic(TopicName.parse(topic))
+        gc.collect()
+        assert first.shared_rates == []
+        for _ in range(8):
+            found.waits("second", "acme/a")
+            await found.exchange(1)
+        assert found.publish_rate("second", "acme/a").rate._buckets[0].rate >= LIMIT * (1 - REST_SHARE)  # type: ignore[union-attr]
+        await admin.topic_stats(topic)
+        assert len(first.shared_rates) == 1
+        assert sum(found.rates("acme/a").values()) <= LIMIT * (1 + REST_SHARE)

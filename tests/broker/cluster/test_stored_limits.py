@@ -15,6 +15,7 @@ from magnetar import ProducerBlockedQuotaExceededException
 from magnetar.admin import AdminClient, Policies
 from magnetar.asyncio import Client
 from magnetar.broker.cluster.bundles_core import make_bundle_name
+from magnetar.broker.node import topic_manager
 from magnetar.broker.server import Broker
 from magnetar.broker.session.sharing import LimitSharer, answer_report
 from magnetar.broker.topic.topic import Topic
@@ -45,11 +46,11 @@ def _patched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def stored(folder: Path) -> AsyncIterator[tuple[Shared, AdminClient, Client]]:
-    """Two brokers, each with a topic of acme/a and one of acme/b."""
+async def stored(folder: Path, **changes: object) -> AsyncIterator[tuple[Shared, AdminClient, Client]]:
+    """Two brokers, each with a topic of acme/a and one of acme/b. `changes`: of the first broker's settings."""
     async with cluster(folder, brokers=0) as running:
         found = Shared(running)
-        await found.add("first")
+        await found.add("first", **changes)
         await found.add("second")
         url = f"magnetar://{found.brokers['first'].endpoint}"
         async with AdminClient(url) as admin, Client(url) as client:
@@ -202,6 +203,35 @@ async def test_a_bundle_that_moves_with_idle_topics_and_one_that_is_divided_coun
         await publish(client, one, 1)
         await exchange(found)
         assert here.estimate("acme/a") == total(found, "acme/a") > size
+
+
+async def test_isolation_moves_a_bundle_of_topics_that_left_memory_and_they_count_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_manager, "EVICTION_WAIT_S", 0.0)
+    async with stored(tmp_path, labels="tier=gold") as (found, admin, client):
+        topic = name_topic("acme/a", 1)
+        first, second = (each.topic_manager for each in found.brokers.values())
+        await publish(client, topic, 9)
+        await limit_namespace(found, admin, 1_000_000)
+        size = total(found, "acme/a")
+        await exchange(found)
+        await second.unload_topic(TopicName.parse(topic))
+        await exchange(found)
+        assert first.sharing.stored.estimate("acme/a") == size
+        await admin.set_namespace_policies("acme/a", Policies(primary_broker_labels=("tier=gold",)))
+        bundle = "acme/a", make_bundle_name(1, 2)
+        while bundle in second.list_owned_bundles():
+            await second.evict_misplaced_bundles()
+            await asyncio.sleep(0.01)
+        await exchange(found)
+        assert bundle not in second.list_owned_bundles()
+        assert topic not in second.loaded
+        assert first.sharing.stored.estimate("acme/a") == size
+        await publish(client, topic, 1)
+        assert topic in first.loaded
+        await exchange(found)
+        assert first.sharing.stored.estimate("acme/a") == total(found, "acme/a") > size
 
 
 async def test_a_broker_alone_counts_what_it_has_not_loaded(tmp_path: Path) -> None:

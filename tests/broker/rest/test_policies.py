@@ -141,3 +141,12 @@ async def test_pulsars_isolation_policies_show_the_brokers_that_have_the_labels_
             "policy_type": "min_available", "parameters": {"min_limit": "2", "usage_threshold": "100"},
         }  # fmt: skip
         await http.get(f"{V2}/clusters/none/namespaceIsolationPolicies", 404)
+        given = {
+            "namespaces": ["public/.*"], "primary": ["gold.*"], "secondary": [],
+            "auto_failover_policy": {"policy_type": "min_available", "parameters": {"min_limit": "1"}},
+        }  # fmt: skip
+        for method, body_ in (("POST", given), ("DELETE", None)):
+            refused = await http.ask(method, f"{every}/mine", body_)
+            assert refused.status == 405
+            assert "set-broker-isolation" in refused.body.decode()
+        assert (await http.ask("POST", f"{V2}/clusters/none/namespaceIsolationPolicies/mine", given)).status == 404
