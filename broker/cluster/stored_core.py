@@ -464,7 +464,7 @@ class StoredHere:
         return None
 
     def decide(self) -> dict[str, BacklogQuotaState | None]:
-        """Decides which limits are reached, and tells the loaded topics. Returns the places that changed."""
+        """Decides which limits are reached. Returns the places that changed: their topics have to be told (`tell`)."""
         before = self._states
         after = {
             place: _ACTIONS[limit.policy] for place, limit in self.limits.items()
@@ -478,13 +478,19 @@ class StoredHere:
         }
         for place, state in changed.items():
             self.reached[place] = self.reached.get(place, 0) + (state is not None)
-        for bundle, each in self._bundles.items():
-            if bundle.namespace in changed or bundle.namespace.partition("/")[0] in changed:
-                for topic in each.loaded.values():
-                    topic.set_storage_state(self.find_state(bundle.namespace))
-        for full, topic in self._new.items():
-            topic.set_storage_state(self.find_state(_find_namespace(full)))
         return changed
+
+    def tell(self, changed: Collection[str]) -> Iterator[None]:
+        """Tells the loaded topics of the places `changed` what happens to publishes, one at each step: the caller may
+        pause between them."""
+        for bundle, each in list(self._bundles.items()):
+            if bundle.namespace in changed or bundle.namespace.partition("/")[0] in changed:
+                for topic in list(each.loaded.values()):
+                    topic.set_storage_state(self.find_state(bundle.namespace))
+                    yield
+        for full, topic in list(self._new.items()):
+            topic.set_storage_state(self.find_state(_find_namespace(full)))
+            yield
 
     def check(self) -> None:
         """Raises AssertionError if a rule of this object does not hold."""

@@ -1158,7 +1158,7 @@ class TopicManager:
         for topic in topics:
             if topic.is_ended:
                 continue
-            if topic.maintenance.must_pause_producers():
+            if topic.maintenance.holds_for_backlog:
                 self._blocking[topic] = None
             if topic.maintenance.is_inactive():
                 inactive.append(topic)
@@ -1264,4 +1264,4 @@ class TopicManager:
         return any(map(self._is_blocking, self._blocking))
 
     def _is_blocking(self, topic: Topic) -> bool:
-        return topic.maintenance.must_pause_producers() and self.loaded.get(topic.name.full) is topic
+        return topic.maintenance.holds_for_backlog and self.loaded.get(topic.name.full) is topic

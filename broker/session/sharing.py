@@ -214,7 +214,7 @@ class LimitSharer:
             for rates in self._broker.shared_rates:
                 rates.publish.update_share(now)
                 rates.dispatch.update_share(now)
-            self.storage.decide()
+            await self.storage.decide()
 
     def _measure(self) -> None:
         now = self._clock.monotonic()

@@ -2,7 +2,7 @@
 
     meter = StorageMeter(broker)
     await meter.measure()              finds out which bundles of this broker are limited, and measures them
-    meter.decide()                     tells the topics which limits are reached
+    await meter.decide()               tells the topics which limits are reached
     meter.begin_reading()              starts the reads of lists of ledgers that are due, in a task
 
 `LimitSharer` (broker/session/sharing.py) calls them around its report, which the leader answers by
@@ -18,7 +18,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 
 from ...metadata import paths
-from ...metadata.records import TopicRecord
+from ...metadata.records import DamagedRecord, TopicRecord
 from ...metadata.store import get_readable_record, iterate_nodes
 from ...proto.errors import InvalidRequest, MagnetarError, NamespaceNotFound, TenantNotFound, Unavailable
 from ...proto.names import NamespaceName
@@ -189,13 +189,23 @@ class StorageMeter:
         self._names = names
         return limits, owned
 
-    def decide(self) -> None:
-        """Tells the loaded topics which limits are reached, and logs what changed."""
-        for place, state in self._here.decide().items():
+    async def decide(self) -> None:
+        """Decides which limits are reached, logs what changed, and tells the loaded topics; all of them also if the
+        caller is cancelled meanwhile."""
+        changed = self._here.decide()
+        for place, state in changed.items():
             if isinstance(state, BacklogQuotaState):
                 _LOG.warning("%s: %s (%d bytes)", place, state.value, self._here.estimate(place))
             else:
                 _LOG.info("%s: the limit of stored bytes is met again", place)
+        steps, turns = self._here.tell(changed), EventLoopSlices(self._clock)
+        try:
+            for _ in steps if changed else ():
+                if turns.is_slice_used_up:
+                    await turns.begin_slice()
+        finally:
+            for _ in steps if changed else ():
+                pass
 
     # ------------------------------------------------------------------ lists of ledgers
     def begin_reading(self) -> None:
@@ -249,7 +259,7 @@ class StorageMeter:
         for namespace in sums.list_incomplete_namespaces(self._clock.monotonic()):
             try:
                 record = await broker.catalog.get_cached_namespace(NamespaceName.parse(namespace), reload=True)
-            except (TenantNotFound, NamespaceNotFound):
+            except (TenantNotFound, NamespaceNotFound, DamagedRecord):
                 continue
             bundles = sums.list_bundles_to_read(namespace, record.bundles, self._clock.monotonic())
             found = dict.fromkeys(bundles, 0)

@@ -91,6 +91,12 @@ class TopicMaintenance:
         that they may publish)."""
         return self.quota is BacklogQuotaState.HOLD or self.quota is BacklogQuotaState.STORAGE_HOLD
 
+    @property
+    def holds_for_backlog(self) -> bool:
+        """Returns True if producers wait because of this topic's own backlog: its maintenance finds out when there is
+        room."""
+        return self._backlog_state is BacklogQuotaState.HOLD
+
     def why_publish_refused(self) -> MagnetarError | None:
         """Returns the error with which the topic refuses publishes because the backlog has reached the quota, or the
         namespace or the tenant stores as many bytes as it may; None if the topic does not refuse them. Each returned

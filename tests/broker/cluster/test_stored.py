@@ -62,6 +62,13 @@ def measure(here: StoredHere) -> None:
     here.check()
 
 
+def decide(here: StoredHere) -> dict[str, BacklogQuotaState | None]:
+    changed = here.decide()
+    for _ in here.tell(changed):
+        here.check()
+    return changed
+
+
 # -------------------------------------------------------------------------------------------------------- leader
 
 
@@ -253,24 +260,24 @@ def test_a_limit_that_is_reached_holds_loaded_topics_and_those_that_are_loaded_l
     here.on_loaded(topic_in(0), topic)
     measure(here)
     here.on_answered(here.make_report(0.0), {NAMESPACE: PlaceBytes(999, complete=True)}, 0.0)
-    assert here.decide() == {}
+    assert decide(here) == {}
     topic.stored_bytes = 401
     measure(here)
-    assert here.decide() == {NAMESPACE: BacklogQuotaState.STORAGE_HOLD}, "what grew here since the answer counts"
+    assert decide(here) == {NAMESPACE: BacklogQuotaState.STORAGE_HOLD}, "what grew here since the answer counts"
     assert topic.state is BacklogQuotaState.STORAGE_HOLD
     here.on_loaded(topic_in(1), late)
     assert late.state is BacklogQuotaState.STORAGE_HOLD
     topic.stored_bytes = 300
     measure(here)
-    assert here.decide() == {NAMESPACE: None}
+    assert decide(here) == {NAMESPACE: None}
     assert topic.state is late.state is None
     here.on_answered(here.make_report(1.0), {NAMESPACE: PlaceBytes(2000, complete=False)}, 1.0)
     here.set_owned({NAMESPACE: StorageLimit(1000, "producer_exception")}, HALVES)
     here.on_loaded(topic_in(0, after=900), last)
-    assert here.decide() == {NAMESPACE: BacklogQuotaState.STORAGE_REFUSE}
+    assert decide(here) == {NAMESPACE: BacklogQuotaState.STORAGE_REFUSE}
     assert topic.state is last.state is BacklogQuotaState.STORAGE_REFUSE
     here.set_owned({}, [])
-    assert here.decide() == {NAMESPACE: None}
+    assert decide(here) == {NAMESPACE: None}
     assert topic.state is None
     assert here.reached == {NAMESPACE: 2}
 
@@ -280,13 +287,13 @@ def test_an_incomplete_sum_lets_no_producer_go_on() -> None:
     here.on_loaded(topic_in(0), topic)
     measure(here)
     here.on_answered(here.make_report(0.0), {NAMESPACE: PlaceBytes(1500, complete=True)}, 0.0)
-    here.decide()
+    decide(here)
     here.on_answered(here.make_report(1.0), {NAMESPACE: PlaceBytes(10, complete=False)}, 1.0)
-    assert here.decide() == {}
+    assert decide(here) == {}
     assert here.estimate(NAMESPACE) == 1500
     assert not here.is_complete(NAMESPACE)
     here.on_answered(here.make_report(2.0), {NAMESPACE: PlaceBytes(10, complete=True)}, 2.0)
-    assert here.decide() == {NAMESPACE: None}
+    assert decide(here) == {NAMESPACE: None}
 
 
 def test_to_refuse_is_stronger_than_to_wait_and_a_tenant_bounds_its_namespaces() -> None:
@@ -294,7 +301,7 @@ def test_to_refuse_is_stronger_than_to_wait_and_a_tenant_bounds_its_namespaces()
     here, topic = here_with(*HALVES, limits=limits), Loaded(10)
     here.on_loaded(topic_in(0), topic)
     measure(here)
-    here.decide()
+    decide(here)
     assert topic.state is BacklogQuotaState.STORAGE_REFUSE
     assert here.find_state("acme/others") is BacklogQuotaState.STORAGE_REFUSE
     assert here.find_state("other/orders") is None
@@ -443,7 +450,7 @@ class Cluster:
                 self.sums.take_report(report.bundles)
                 answer = {place: self.sums.sum_place(place, self.now) for place in report.places}
                 here.on_answered(report, answer, self.now)
-            here.decide()
+            decide(here)
             self._read(name, here)
         self._survey()
         self.sums.check()
