@@ -40,7 +40,7 @@ from .bundles_core import HASH_RANGE, compute_bundle_number, make_bundle_name, p
 MEASURE_INTERVAL_S = 1.0
 """Seconds between two measurements of what a broker stores, with up to TOPICS_PER_INTERVAL loaded topics …"""
 TOPICS_PER_INTERVAL = 10_000
-"""… of limited places: one more interval for each so many, as a measurement costs about 5 ms for them."""
+"""… of limited places: one more interval for each so many, as a measurement of them takes about 20 ms."""
 RESEND_S = 10.0
 """Seconds after which a bundle is reported again although nothing changed: a new leader knows it then."""
 BUNDLES_PER_REPORT_MAX = 1000

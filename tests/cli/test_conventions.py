@@ -50,7 +50,7 @@ VALUES = {
     "broker": "broker-1", "message_id": "1:2", "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r", "ids": "1",
     "directory": "journal",
     "query": "q", "txn": "(1,1099511627776)", "half": "(1,1099511627776)",
-    "name": "nightly",
+    "name": "nightly", "group": "batch",
 }  # fmt: skip
 OPTIONS = {
     "file": ("-f", "-"), "classname": ("-c", "magnetar.client.model.record:Record"),
