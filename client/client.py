@@ -397,10 +397,11 @@ class Client(ClosedAfterAsyncWith):
         urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
         (docs/sdk.md).
 
-        `acks`: what a send waits for. "quorum": the message is stored at as many bookies as the topic asks for. "none":
-        it is written to the connection. **With "none" a message may be lost and no call fails**: if the program or its
-        connection ends, or the broker refuses it. Its message id has no position, failures are in the log alone, and
-        `flush` waits for the broker. Not with transactions, nor for a topic with deduplication.
+        `acks`: what a send waits for. "quorum": the message is stored at as many bookies as the topic asks for. "one":
+        one bookie has it. "none": it is written to the connection. **With "one" and "none" a message may be lost and no
+        call fails**: if the program or its connection ends, or the broker refuses it; with "one", if the broker ends
+        too, before the quorum has it (docs/sdk.md). A message id of such a send has no position, failures are in the
+        log alone, and `flush` waits for the quorum. Not with transactions, nor for a topic with deduplication.
 
         Raises TopicNotFound if the topic does not exist and may not be created; ProducerBusy if another producer has
         the name or exclusive access, or the topic has its maximum of producers; ProducerFenced; IncompatibleSchema;

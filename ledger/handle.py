@@ -20,6 +20,11 @@ attempt, so that an attempt of unknown outcome can only write what the next one 
 handle closes itself, and its owner continues in a new ledger. An entry that is undecided after `quorum_timeout_s`
 poisons the handle.
 
+`tell_first_copies`, if it is set, is told up to which entry each has its first copy, in order, before its quorum has
+it. That is for receipts that promise no more (acks=one of a producer): it is told only while the ledger is OPEN, not
+while its ensemble changes, and an entry that it was told of may still end in each of the ways above.
+Guard: tests/ledger/test_first_copies.py.
+
 **A ledger that is answered from memory** (`UNSYNCED_PROPERTIES`; only a topic's log may be one): its bookies answer an
 add before the journal's sync. An entry counts as confirmed by the same rules, and is lost if all bookies that have it
 are killed before their syncs, some milliseconds later: then the ledger's recovery, which fences with a sync, finds an
@@ -155,6 +160,8 @@ class LedgerWriter:
         self._sender = AddSender(record, bookies, config, self._acked, self._learn, self._bookie_failed)
         self._bytes = 0
         self.listener: AppendListener | None = None
+        self.tell_first_copies: Callable[[int], None] | None = None  # up to which entry; must not raise
+        self._first_copies = -1
         self._finished = asyncio.Event()
         self._entries_max, self._bytes_max = config.pending_entries_max, config.pending_bytes_max
         self._unanswered_max = config.unanswered_bytes_max
@@ -354,6 +361,10 @@ class LedgerWriter:
             self._wake_if_room()
         if stored >= 0 and self.listener is not None:
             self.listener.on_appended(self, stored)
+        if self.tell_first_copies is not None:
+            before, self._first_copies = self._first_copies, self.adds.find_first_copies(self._first_copies)
+            if self._first_copies > max(before, self.adds.lac):
+                self.tell_first_copies(self._first_copies)
 
     def _run(self, effects: Iterable[WriterEffect[PendingAppend]]) -> None:
         stored, failed = -1, False  # of what was pushed

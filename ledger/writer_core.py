@@ -54,6 +54,8 @@ entry before it is confirmed. So entries are confirmed in order, each once, and 
   differ, it drops the ack and returns what to send again. Nothing is confirmed before the last entry was compared (M11,
   #3005, #4097).
 - An ack or failure from a bookie that is not (or no longer) in that slot is ignored.
+- `find_first_copies` says which entries have a first copy, for receipts of producers with acks=one. It changes nothing:
+  such an entry is not confirmed, readers do not see it, and it may end in each of the ways above.
 
 Pending entries are dense: `lac + 1 … lap`. Guards: tests/ledger/test_pending.py.
 
@@ -280,6 +282,14 @@ class PendingAdds(Generic[A]):
             self.length_confirmed = add.length
             confirmed.append(add)
         return confirmed
+
+    def find_first_copies(self, after: int) -> int:
+        """Returns the last entry up to which each entry is confirmed, or has an ack of a bookie at least; `after` if
+        that is larger. `after`: the last result for this ledger, so that no entry is looked at twice; -1: none."""
+        last = max(after, self.lac)
+        while (add := self._adds.get(last + 1)) is not None and add.acks:
+            last += 1
+        return last
 
     def replace_ensemble(self, ensemble: Sequence[str]) -> list[SendAdd[A]]:
         """Makes `ensemble` the ensemble of all pending entries: drops the acks of bookies that were replaced, and

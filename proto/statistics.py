@@ -320,7 +320,7 @@ class ProducerStats(Value, frozen=True):
     last_sequence_id: int
     role: str = ""  # under which it is connected; empty: without security
     connected_ms: int = 0  # since when, ms since the epoch; 0: the broker is older and does not say
-    acks: str = ""  # what its program waits for: quorum, or none; empty: the broker is older, it is quorum
+    acks: str = ""  # what its program waits for: quorum, one or none; empty: the broker is older, it is quorum
 
 
 class SlotRange(Value, frozen=True):

@@ -143,7 +143,7 @@ class ClientFrame(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ..., probe: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("id", "producer_opened", "receipt", "failed", "credit", "subscribed", "delivery", "deliveries", "done", "last", "end_of_topic", "active", "closed", "waits", "probed", "progress")
+    __slots__ = ("id", "producer_opened", "receipt", "failed", "credit", "subscribed", "delivery", "deliveries", "done", "last", "end_of_topic", "active", "closed", "waits", "probed", "progress", "first_copy")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_OPENED_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class ServerFrame(_message.Message):
     WAITS_FIELD_NUMBER: _ClassVar[int]
     PROBED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_COPY_FIELD_NUMBER: _ClassVar[int]
     id: int
     producer_opened: ProducerOpened
     receipt: Receipt
@@ -176,10 +177,11 @@ class ServerFrame(_message.Message):
     waits: Error
     probed: Probed
     progress: Progress
-    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., waits: _Optional[_Union[Error, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    first_copy: int
+    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., waits: _Optional[_Union[Error, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., first_copy: _Optional[int] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema", "hears_waits", "existing_only", "waits_for_nothing", "copies")
+    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema", "hears_waits", "existing_only", "waits_for_nothing", "hears_first_copies", "copies")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SHARED: _ClassVar[OpenProducer.AccessMode]
@@ -209,6 +211,7 @@ class OpenProducer(_message.Message):
     HEARS_WAITS_FIELD_NUMBER: _ClassVar[int]
     EXISTING_ONLY_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_NOTHING_FIELD_NUMBER: _ClassVar[int]
+    HEARS_FIRST_COPIES_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
@@ -222,8 +225,9 @@ class OpenProducer(_message.Message):
     hears_waits: bool
     existing_only: bool
     waits_for_nothing: bool
+    hears_first_copies: bool
     copies: bool
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., hears_waits: bool = ..., existing_only: bool = ..., waits_for_nothing: bool = ..., copies: bool = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., hears_waits: bool = ..., existing_only: bool = ..., waits_for_nothing: bool = ..., hears_first_copies: bool = ..., copies: bool = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
     __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch", "schema_version", "redrives_to_one")

@@ -379,6 +379,9 @@ class ProducerHandler(Handler):
         except ConnectionLost:
             return  # the reader of the stream gets it too, and ends
 
+    def send_provisional_receipt(self, sequence_id: int) -> None:
+        self._connection.send(wire.ServerFrame(id=self.number, first_copy=sequence_id))
+
     def on_duplicate(self, sequence_id: int) -> None:
         receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True)
         self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))

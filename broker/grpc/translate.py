@@ -85,7 +85,7 @@ def parse_producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> Pr
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
         parse_schema_info(asked.schema) if asked.HasField("schema") else None,
         compute_metadata_bytes_max(config) if asked.copies else 0, asked.existing_only,
-        "none" if asked.waits_for_nothing else "quorum",
+        "none" if asked.waits_for_nothing else "one" if asked.hears_first_copies else "quorum",
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -54,6 +55,10 @@ class LogOutcomePort(Protocol):
 
     def on_confirmed(self, publish: Publish, position: Position, index: int) -> None:
         """Called when the entry of `publish` is stored at `position`. `index`: the index of its last message."""
+        ...
+    def on_first_copy(self, publish: Publish) -> None:
+        """Called when a bookie has stored the entry of `publish`, for which `LogAppender.await_first_copy` was called,
+        and the quorum has not. The outcome is reported later."""
         ...
     def on_failed(self, publish: Publish, error: MagnetarError) -> None:
         """Called when the entry of `publish` is not stored, or when it is not known whether it is stored
@@ -116,6 +121,7 @@ class LogAppender:
         "_cache",
         "_clock",
         "_config",
+        "_first_copies",
         "_ledger_s",
         "_managed_ledger",
         "_on_confirmed",
@@ -156,6 +162,7 @@ class LogAppender:
         self._slow, self._slow_s = slow_publishes, slow_publishes.slow_s or inf
         self._ledger_s = self._room_s = 0.0  # the ledger took its first entry, and had room again last
         self._age_due_ms = 0  # the age of the ledger is looked at again
+        self._first_copies: deque[Publish] | None = None  # in the order of the queue: whose first copy is to be told
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
 
     # ------------------------------------------------------------------ sending
@@ -213,8 +220,37 @@ class LogAppender:
         """Starts to append to the ledger of `writer`. The topic's record must name this ledger already."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail_span
         writer.listener = self
+        if self._first_copies is not None:
+            writer.tell_first_copies = self._tell_first_copies
         self._ledger_s = self._clock.monotonic()
         self.queue.start_ledger(writer.ledger_id)
+
+    def await_first_copy(self, publish: Publish) -> None:
+        """Lets the publisher of the entry that was queued last be told when a bookie has stored the entry, if that is
+        before its outcome. The entries of the topic are told in order."""
+        if self._first_copies is None:
+            self._first_copies = deque()
+            if self.writer is not None:
+                self.writer.tell_first_copies = self._tell_first_copies
+        self._first_copies.append(publish)
+
+    def _tell_first_copies(self, last_entry: int) -> None:
+        waiting = self._first_copies
+        while waiting and 0 <= waiting[0].entry <= last_entry:
+            publish = waiting.popleft()
+            publish.publisher.on_first_copy(publish)
+
+    def _forget_first_copies(self, last_index: int) -> None:
+        """Called before the outcomes of the publishes up to the message index `last_index` are reported."""
+        waiting = self._first_copies
+        while waiting and waiting[0].index <= last_index:
+            waiting.popleft()
+
+    def take_all_publishes(self) -> list[Publish]:
+        """Removes and returns all publishes without an outcome, in order. After this call no ledger accepts entries of
+        this log."""
+        self._first_copies = None
+        return self.queue.take_all()
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
         """Called when the ledger has stored the entries up to `last_entry`: confirms their publishes, in order. Does
@@ -237,6 +273,8 @@ class LogAppender:
         in the last one."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
+        if self._first_copies and confirmed:
+            self._forget_first_copies(confirmed[-1].index)
         if confirmed and now_s - confirmed[0].arrived_s > self._slow_s:
             topic = self._managed_ledger.listed.topic
             self._slow.log_slow_publishes(

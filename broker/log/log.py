@@ -163,6 +163,10 @@ class Log(ReadableLog, Protocol):
         """Queues an entry to be stored. Its publisher gets the outcome later. Raises at once if the log accepts no
         entries: TopicTerminated if the topic is terminated, else NotOwner."""
 
+    def await_first_copy(self, publish: Publish) -> None:
+        """Lets the publisher of the entry that was published last be told (`LogOutcomePort.on_first_copy`) when a
+        bookie has stored the entry, if that is before its outcome. The entries of the topic are told in order."""
+
     def create_first_ledger_early(self) -> None:
         """Starts to create the first ledger of this owner without waiting for a publish, if the log was written until
         just now. Does not wait for it."""

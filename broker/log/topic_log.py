@@ -189,6 +189,10 @@ class TopicLog:
         if state is TopicState.SERVING:
             appender.send_queued_publishes()
 
+    def await_first_copy(self, publish: Publish) -> None:
+        """Implements `Log.await_first_copy`."""
+        self._appender.await_first_copy(publish)
+
     def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
             return PublishRefusal.TERMINATED.error(f"topic {self.topic} is terminated", topic=self.topic)
@@ -301,7 +305,7 @@ class TopicLog:
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
         self.state = TopicState.LOST
-        for queued in self._appender.queue.take_all():
+        for queued in self._appender.take_all_publishes():
             queued.publisher.on_failed(queued, self._unknown())
         if self._switching is not None and self._switching is not asyncio.current_task():
             self._switching.cancel()  # or it makes a ledger, and puts it into a list of another owner
@@ -391,7 +395,7 @@ class TopicLog:
                 if self.state is TopicState.CLOSING:  # else it is lost, or another call has ended it
                     await self._end_list(terminated=final is TopicState.TERMINATED)
                 if self.state is TopicState.CLOSING:
-                    for queued in self._appender.queue.take_all():  # certainly not in the ledger, which is closed
+                    for queued in self._appender.take_all_publishes():  # certainly not in the ledger, which is closed
                         queued.publisher.on_failed(queued, self._refusal())
                     self.state = final
         except TimeoutError:

@@ -212,6 +212,9 @@ class PulsarProducerHandler:
     def on_publish_waiting(self, error: MagnetarError) -> None:
         """Does nothing, because Pulsar's protocol has no command that says why publishes wait for their outcome."""
 
+    def send_provisional_receipt(self, sequence_id: int) -> None:
+        """Does nothing: no producer of Pulsar's protocol has acks=one."""
+
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL_PUBLISH_ERRORS):
             self._send_error(error)

@@ -77,7 +77,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     schema: SchemaInfo | None = None  # None: bytes
     room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
     existing_only: bool = False  # TopicNotFound rather than a new topic
-    acks: str = "quorum"  # what the client waits for; "none": for nothing, so it need not learn what is stored
+    acks: str = "quorum"  # what the client waits for; "one": a first copy; "none": nothing, so it need not learn more
 
     def check(self) -> None:
         """Raises InvalidName if a name in the options is invalid or too long."""
@@ -93,6 +93,11 @@ class ProducerPort(PublishOutcomePort, Protocol):
     def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
         """Sends the receipt of the entry with this sequence id, which is stored at `position`. `index`: the index of
         the entry's last message in the topic."""
+        ...
+
+    def send_provisional_receipt(self, sequence_id: int) -> None:
+        """Tells a client that opened its producer with acks=one that one bookie has the entry with this sequence id,
+        and all earlier ones. The receipt, or the failure, is sent later."""
         ...
 
     def grant_credit(self, size: int) -> None:
@@ -310,6 +315,9 @@ class ProducerSession:
         if self._owed * CREDIT_RETURN_DIVISOR >= self._grant:
             self._grant_owed()
         self._port.send_receipt(sequence_id, position, index)
+
+    def on_first_copy(self, sequence_id: int) -> None:
+        self._port.send_provisional_receipt(sequence_id)
 
     def on_duplicate(self, sequence_id: int) -> None:
         self._port.on_duplicate(sequence_id)

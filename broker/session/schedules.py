@@ -333,6 +333,9 @@ class _Publishing:
     def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
         self._end(None)
 
+    def send_provisional_receipt(self, sequence_id: int) -> None:
+        """Does nothing: a schedule waits for the quorum."""
+
     def on_duplicate(self, sequence_id: int) -> None:
         self._end(None)
 

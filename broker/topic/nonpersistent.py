@@ -207,6 +207,9 @@ class NonPersistentLog:
             # many arrived at once: consumers that keep up must not lose any for that
             self._of.deliver_before_cache_eviction()
 
+    def await_first_copy(self, publish: Publish) -> None:
+        """Does nothing: the outcome is reported in the next turn of the event loop."""
+
     def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
             return TopicTerminated(f"topic {self.topic} is terminated", topic=self.topic)

@@ -3,7 +3,11 @@ port. After it, the gate at which publishes wait (`PublishGate`).
 
 The session calls `publish` for each entry, in order. Outcomes are reported in the same order. A stored entry gets its
 receipt after an ack quorum of bookies has it. The outcome of a refused entry, or of a duplicate, is reported after
-those of all earlier entries; later entries are published nevertheless, except that after a refused or failed chunk the
+those of all earlier entries. With acks=one an entry also gets a provisional receipt when one bookie has it, unless its
+quorum has it by then; provisional receipts are in order, too, and the outcome is reported later as ever. Where that is
+no receipt, messages may be lost of which the program was told that they are stored: `FIRST_COPIES` counts them.
+
+Later entries are published nevertheless, except that after a refused or failed chunk the
 later chunks of its message are refused for the same reason, until that chunk is published again. With deduplication
 (broker/topic/dedup_core.py) the producer is closed when an entry fails, or when an entry with the same sequence id is
 in flight. The client then opens the producer again, and sends all unanswered messages again, in order. The session
@@ -14,6 +18,7 @@ Guarding tests: tests/broker/topic/test_producer.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -40,6 +45,10 @@ from .transactions import TransactionEventToAwait, transaction_id_of
 if TYPE_CHECKING:
     from .topic import Topic
 
+_LOG = logging.getLogger("magnetar.broker")
+
+LOSS_LOG_INTERVAL_S = 10.0
+"""Least seconds between two lines of the log about messages that were reported with one copy and then failed."""
 NO_SEQUENCE_ID = -1
 """The sequence id of a refused entry that names none."""
 
@@ -68,12 +77,29 @@ class PublishOutcomePort(Protocol):
         ...
 
 
+class FirstCopies:
+    """Counts, in this process, the messages of producers with acks=one whose first copy was reported and whose quorum
+    then failed. `lost`: it is not known whether they are stored, or they are not. A client that still runs sends them
+    again where it may, so this is the most that can be lost."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self.log_due_s = 0.0  # the next line of the log, on the monotonic clock
+
+
+FIRST_COPIES = FirstCopies()
+
+
 class PublishOutcomeAndBytesPort(PublishOutcomePort, Protocol):
     """A PublishOutcomePort to which a producer also reports how many bytes are no longer in flight."""
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
         """Called when the entry is stored at `position`, so that its `size` bytes are no longer in flight.
         `sequence_id`: its first sequence id; `index`: the index of its last message."""
+        ...
+
+    def on_first_copy(self, sequence_id: int) -> None:
+        """Called when one bookie has the entry of a producer with acks=one; its outcome is reported later."""
         ...
 
     def on_bytes_freed(self, size: int) -> None:
@@ -89,12 +115,14 @@ class TopicProducer:
 
     __slots__ = (
         "_dedup",
+        "_first_copies",
         "_idle",
         "_logged",
         "_outlet",
         "_refused",
         "_refused_chunk",
         "_settled",
+        "_tells_first_copies",
         "_topic",
         "acks",
         "address",
@@ -125,7 +153,8 @@ class TopicProducer:
         principal: Principal = LOCAL_PRINCIPAL, client: str = "", since_ms: int = 0,
         properties: dict[str, str] | None = None, room: int = 0, acks: str = "quorum",
     ) -> None:  # fmt: skip
-        self.acks = acks  # what its client waits for: "quorum" or "none"
+        self.acks = acks  # what its client waits for: "quorum", "one" or "none"
+        self._tells_first_copies = acks == "one"
         self.principal = principal
         self.writer = get_required_transaction_role(principal)
         self.client = client  # its name and version, as it says
@@ -150,6 +179,7 @@ class TopicProducer:
         self.close_error: MagnetarError | None = None  # why the broker closed it
         self._logged = 0  # entries given to the log …
         self._settled = 0  # … and those of them with an outcome
+        self._first_copies = 0  # the first so many of them had a first copy that was reported, or have an outcome
         self._refused: deque[tuple[int, int, MagnetarError | None]] | None = None
         self._idle: asyncio.Future[None] | None = None
 
@@ -237,6 +267,8 @@ class TopicProducer:
             self._has_failed(publish, error)
             return self._answer_in_place(metadata.sequence_id, error)
         self._logged += 1
+        if self._tells_first_copies:
+            topic.log.await_first_copy(publish)
         return True
 
     def _judged(self, client_part: Buffer, sequence_id: int, verdict: DedupVerdict) -> bool:
@@ -303,7 +335,24 @@ class TopicProducer:
         if self._refused or self._idle is not None:
             self._go_on()
 
+    def on_first_copy(self, publish: Publish) -> None:
+        self._first_copies = max(self._first_copies, self._settled) + 1
+        if self.close_error is None:
+            self._outlet.on_first_copy(publish.numbers.first)
+
+    def _note_loss(self, publish: Publish, error: MagnetarError) -> None:
+        FIRST_COPIES.lost += publish.count
+        if (now := self._topic.world.clock.monotonic()) >= FIRST_COPIES.log_due_s:
+            FIRST_COPIES.log_due_s = now + LOSS_LOG_INTERVAL_S
+            _LOG.error(
+                "%s: messages of producer %r were reported with one copy (acks=one), and their quorum failed; they are "
+                "lost unless the producer sends them again; %d of all topics so far: %s", self._topic.name, self.name,
+                FIRST_COPIES.lost, error,
+            )  # fmt: skip
+
     def on_failed(self, publish: Publish, error: MagnetarError) -> None:
+        if self._settled < self._first_copies:
+            self._note_loss(publish, error)
         self._outlet.on_bytes_freed(publish.client_bytes)
         if self.close_error is None:
             self._outlet.on_failed(publish.numbers.first, error)

@@ -678,10 +678,10 @@ class ProducerRegistry:
         topic = self._topic
         if topic.applied.deduplication and topic.is_durable_in_memory:
             raise PublishRefusal.MEMORY.error(f"topic {topic.name}: {PublishRefusal.MEMORY.value}")
-        if topic.applied.deduplication and producer.acks == "none":
+        if topic.applied.deduplication and producer.acks != "quorum":
             raise NotAllowed(
-                f"topic {topic.name} deduplicates, and a producer with acks=none does not learn what is stored: use "
-                "acks=quorum", topic=topic.name,
+                f"topic {topic.name} deduplicates, and a producer with acks={producer.acks} does not learn what is "
+                "stored: use acks=quorum", topic=topic.name,
             )  # fmt: skip
         if topic.is_durable_in_memory and not self._warned:
             self._warned = True

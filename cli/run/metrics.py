@@ -390,6 +390,7 @@ def _bookie(page: MetricsPage, bookie: Bookie) -> None:
 async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter | None) -> None:
     """Adds the metrics of a broker. `pulsar`: adds Pulsar's names; None: without them."""
     from ...broker.common import refusals  # there is a broker, so it is loaded
+    from ...broker.topic.producer import FIRST_COPIES
 
     owned = broker.topic_manager
     cluster = owned.config.cluster if pulsar is not None else None
@@ -411,6 +412,8 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
         for each in kind:
             labels = {"operation": each.operation, "reason": each.name.lower()}
             page.add_counter("magnetar_broker_refused_total", text, refusals.REFUSAL_COUNTS[each], **labels)
+    text = "Broker: messages that were reported with one copy (acks=one) and then failed."
+    page.add_counter("magnetar_broker_first_copies_lost_total", text, FIRST_COPIES.lost)
     _metadata_use(page, owned.metadata_use)
     _shared_limits(page, owned)
     for bookie, numbers in owned.bookie_statistics().items():

@@ -324,6 +324,7 @@ def make_producer_options(
         chunking=settings.chunking_enabled and persistent,
         encoding=EntryEncoding(int(settings.compression_type), encrypt),
         reports_when_sent=settings.acks == "none",
+        reports_first_copy=settings.acks == "one",
     )
 
 
@@ -353,6 +354,7 @@ def make_open_frame(
         hears_waits=True,
         existing_only=settings.existing_only,
         waits_for_nothing=settings.acks == "none",
+        hears_first_copies=settings.acks == "one",
     )
     _set_schema(request, settings.schema)
     return request

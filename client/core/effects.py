@@ -60,7 +60,8 @@ class AttachedProducerOptions(NamedTuple):
     messages of a batch have the same key. `send_timeout_s`: when the oldest entry has waited that long for its outcome,
     all entries get TimedOut. `chunking`: whether a message that is too large for an entry is sent as several chunks.
     `encoding`: the compression, the encryption and the schema version of each entry. `reports_when_sent`: the messages
-    of an entry are reported when it is sent for the first time, and not when they have their outcome."""
+    of an entry are reported when it is sent for the first time, and not when they have their outcome.
+    `reports_first_copy`: they are reported when one bookie has the entry, if that is before their outcome."""
 
     initial_sequence_id: int | None = None
     batching: bool = False
@@ -74,6 +75,7 @@ class AttachedProducerOptions(NamedTuple):
     chunking: bool = False
     encoding: EntryEncoding = PLAIN  # of every entry
     reports_when_sent: bool = False
+    reports_first_copy: bool = False
 
 
 class MessageAddResult(Enum):
@@ -97,8 +99,8 @@ class SendEntry(NamedTuple):
 
 
 class ReportSent(NamedTuple):
-    """Effect: report to the callbacks of a batch that its entry was written to the connection, and to none of them its
-    outcome."""
+    """Effect: report to the callbacks of a batch that its entry was written to the connection, or is stored at one
+    bookie, and to none of them its outcome."""
 
     batch: OutgoingBatch
 

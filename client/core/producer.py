@@ -14,6 +14,9 @@ connection begins with a new credit.
 With `reports_when_sent` (acks=none) a message is reported when its entry is sent first. All else is the same: it counts
 as pending, and is sent again, until it has its outcome, and of a failure a line of the log is written.
 
+With `reports_first_copy` (acks=one) a message is reported when the broker says that one bookie has its entry
+(`on_first_copy`), if that is before its outcome; in order, and once, however often it is sent. All else is the same.
+
 **Outcome.** Each message gets exactly one outcome: stored; or TimedOut (it is unknown whether the message is stored),
 when `send_timeout_s` passed since its batch was closed; or the broker's error if that is definite; or the error with
 which the producer was finished. When the oldest entry times out, all entries in flight time out with it, and the
@@ -114,7 +117,9 @@ class ProducerCore:
         self.delay_due: float | None = None  # of the open batches
         self.urgent = False  # what is open goes out without its delay, once nothing is under way; any thread sets it
         self._reasons = ErrorLogThrottle()
-        self.lost = 0  # messages that were reported when they were sent, and then failed
+        self.lost = 0  # messages that were reported when they were sent, or had one copy, and then failed
+        self._reports_early = options.reports_when_sent or options.reports_first_copy
+        self._unreported: deque[OutgoingBatch] | None = None  # with acks=one: those sent whose copy was not reported
         self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
     # ------------------------------------------------------------------------------ from any thread
@@ -311,8 +316,13 @@ class ProducerCore:
             while entries.unsent and entries.credit > 0:
                 batch = entries.mark_next_sent()
                 effects.append(SendEntry(batch.entry))
-                if self._options.reports_when_sent and batch.connections == 1:
-                    effects.append(ReportSent(batch))
+                if self._reports_early and batch.connections == 1:
+                    if self._options.reports_when_sent:
+                        effects.append(ReportSent(batch))
+                    else:
+                        if self._unreported is None:
+                            self._unreported = deque()
+                        self._unreported.append(batch)
 
     # ------------------------------------------------------------------------------ the connection
     def count_open_attempt(self) -> int:
@@ -411,6 +421,8 @@ class ProducerCore:
         if not sent or sequence_id != sent[0].sequence_id:
             return None
         batch = sent.popleft()
+        if self._unreported and self._unreported[0] is batch:
+            self._unreported.popleft()
         self._reasons.last = ""  # what was wrong before says nothing about later messages
         if batch.highest > self.last_sequence_id:
             self.last_sequence_id = batch.highest
@@ -424,6 +436,14 @@ class ProducerCore:
         if self.memory is not None and batch.payload_bytes:
             self.memory.release(batch.payload_bytes)
         return batch
+
+    def on_first_copy(self, sequence_id: int) -> list[ProducerEffect]:
+        """Fact: one bookie has the entry with this sequence id, and all entries before it. Returns the effect that
+        reports it; none if the entry was reported, or if an earlier one has to be reported first (it was refused, and
+        the broker tells that after the outcomes of the entries before it)."""
+        if not self._unreported or self._unreported[0].sequence_id != sequence_id:
+            return []
+        return [ReportSent(self._unreported.popleft())]
 
     def on_entry_receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
         """Fact: the broker sent a receipt: the entry with this sequence id is stored at the position (`ledger_id`,
@@ -494,7 +514,9 @@ class ProducerCore:
             self.pending -= batch.message_count
         self._free(batch.payload_bytes)
         effects.append(ReportOutcome(batch, error))
-        if self._options.reports_when_sent and batch.connections:
+        if self._unreported and self._unreported[0] is batch:
+            self._unreported.popleft()
+        elif batch.connections and self._reports_early:
             self.lost += batch.message_count
 
     @property
@@ -548,6 +570,8 @@ class ProducerCore:
         assert not sent or self.state in (PartitionClientState.CONNECTED, PartitionClientState.CLOSING), (
             "what is sent has a connection"
         )
+        unreported, entries = list(self._unreported or ()), [*sent, *unsent]
+        assert unreported == [each for each in entries if each in unreported], "what is to be reported waits, in order"
         counted = self._batcher.open_message_count + sum(message is not None for message, _ in self._early or ())
         counted += sum(batch.message_count for batch in (*sent, *unsent, *self._batcher.ready))
         assert self.pending == counted, "each message without an outcome is in one place"

@@ -130,7 +130,7 @@ PRODUCER_CHECKS: CheckTable = {
     "batch_by": _NAMES,
     "hooks": HOOKS_CHECK,
     "levels": _LEVELS,
-    "acks": ParameterCheck("quorum or none", (str,), lambda acks: acks in ("quorum", "none", "one")),
+    "acks": ParameterCheck("quorum, one or none", (str,), lambda acks: acks in ("quorum", "one", "none")),
 }
 CONSUMER_CHECKS: CheckTable = {
     "subscription_name": NAME_CHECK,
@@ -246,11 +246,6 @@ def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
     key, keys = found.pop("encryption_key"), found.pop("encryption_keys")
     if key is not None and keys is not None:
         raise WrongValue("encryption_key and encryption_keys exclude each other")
-    if found["acks"] == "one":
-        raise WrongValue(
-            "acks=one is not offered: an entry with one copy has no position yet, and its topic may lose it. For an "
-            "answer after the first copy set the topic's ack quorum to 1 (magnetar namespaces set-persistence)"
-        )
     found["hooks"] = tuple(found.get("hooks") or ())
     found["encryption_keys"] = (key,) if key is not None else tuple(dict.fromkeys(keys or ()))
     for name in ("filter_properties", "batch_by"):

@@ -232,7 +232,7 @@ class ProducerSettings:
     existing_only: bool = False  # the topic is not made when it does not exist (any more)
     hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message, after those of the client
     levels: int | None = None  # ours: of priority, each a topic: t-priority-0 is the most urgent of t; None: one topic
-    acks: str = "quorum"  # ours: none: a send ends once it is written to the connection, and may be lost unseen
+    acks: str = "quorum"  # ours: one, none: a send ends with the first copy, or once it is written; may be lost unseen
 
     def __post_init__(self) -> None:
         wrong = check_names(self.filter_properties + self.batch_by)

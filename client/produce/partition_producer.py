@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.client")
 
 LOSS_LOG_INTERVAL_S = 10.0
-"""Least seconds between two lines of the log about messages of a producer with acks=none that failed."""
+"""Least seconds between two lines of the log about messages that failed after their sending was reported."""
 
 
 def report_to_callbacks(outcome: ReportOutcome, topic: TopicName) -> None:
@@ -171,6 +171,7 @@ class PartitionProducer:
         self._wakes = connections.event_loop_caller
         self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._opened: asyncio.Future[None] | None = None
+        self._lost = 0  # messages of which the log was told
         self._loss_due = 0.0  # when the next line about lost messages may be logged
         self._share: SendAllowance | None = None  # of the transaction in which a message was sent last
 
@@ -199,9 +200,10 @@ class PartitionProducer:
             self._wake()
 
     def _check_transaction(self) -> None:
-        if self._settings.acks == "none":
+        if (acks := self._settings.acks) != "quorum":
             raise OperationNotSupported(
-                "a commit has to know that its messages are stored: no producer with acks=none sends in a transaction"
+                f"a commit has to know that its messages are stored: no producer with acks={acks} sends in a "
+                "transaction"
             )
 
     def _share_of(self, txn: TransactionPort) -> SendAllowance:
@@ -353,6 +355,8 @@ class PartitionProducer:
                     opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
                     opened.topic_epoch, now, self._wall_ms(), opened.schema_version,
                 )  # fmt: skip
+            case "first_copy":
+                return self.core.on_first_copy(frame.first_copy)
             case "waits":
                 return self.core.on_publish_delayed(from_wire(frame.waits), now)
             case "done":
@@ -390,8 +394,8 @@ class PartitionProducer:
         self._after_outcomes()
 
     def _report_sent(self, batch: OutgoingBatch) -> None:
-        """Calls the callbacks of a batch whose entry was written to the connection, once and for all: its position is
-        not known, and its outcome is reported to none of them."""
+        """Calls the callbacks of a batch whose entry was written to the connection, or has one copy, once and for all:
+        its position is not known, and its outcome is reported to none of them."""
         callbacks, batch.callbacks = batch.callbacks, [None] * len(batch.callbacks)
         missing = UncheckedMessageId(self.topic.partition, -1, -1, -1, len(callbacks), _chunks=())
         for callback in callbacks:
@@ -432,7 +436,7 @@ class PartitionProducer:
             self.why, self._failure = outcome.error.message, outcome.error
         report_to_callbacks(outcome, self.topic)
         batch = outcome.batch
-        if outcome.error is not None and self._settings.acks == "none" and batch.connections:
+        if outcome.error is not None and self.core.lost != self._lost:
             self._log_loss(outcome.error)
         if batch.txn is not None:
             notify_transaction(batch.txn, self, outcome)
@@ -441,10 +445,13 @@ class PartitionProducer:
 
     def _log_loss(self, error: MagnetarError) -> None:
         """Writes a warning that messages may be lost whose sending was reported; at most one in LOSS_LOG_INTERVAL_S."""
+        self._lost = self.core.lost
         if (now := self._now()) >= self._loss_due:
             self._loss_due = now + LOSS_LOG_INTERVAL_S
-            lost = self.core.lost
-            _LOG.warning("%s: %d messages that were sent with acks=none may be lost: %s", self.topic, lost, error)
+            acks = self._settings.acks
+            _LOG.warning(
+                "%s: %d messages that were sent with acks=%s may be lost: %s", self.topic, self._lost, acks, error
+            )
 
     # ------------------------------------------------------------------------------ the beginning
     def make_opening_frame(self) -> dict[str, Any]:

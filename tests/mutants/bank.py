@@ -571,6 +571,13 @@ def _passed_over() -> Iterator[Mutant]:
          "tests/broker/topic/test_durability.py"
          "::test_a_send_with_acks_none_ends_before_the_broker_answers_and_the_message_arrives",
          "programs of seeds wait for receipts"),
+        ("M99w", ledgers.first_copies_out_of_order, "",
+         "tests/ledger/test_first_copies.py::test_an_entry_has_a_first_copy_when_all_before_it_have_one", "as M99v"),
+        ("M99x", ledgers.first_copy_confirms, "",
+         "tests/ledger/test_first_copies.py::test_the_first_copies_are_told_in_order_and_confirm_nothing", "as M99v"),
+        ("M99y", clients.first_copy_is_done, "",
+         "tests/broker/topic/test_durability.py"
+         "::test_what_had_one_copy_when_its_broker_lost_the_topic_is_counted_logged_and_sent_again", "as M99v"),
         ("M98h", subscriptions.redriven_to_all, "",
          "tests/client/test_redrive.py::test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers",
          "no seed sends letters back"),

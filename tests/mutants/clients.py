@@ -161,3 +161,19 @@ def sent_is_done(stack: Stack) -> None:
             self._entries.sent.clear()
 
     put(stack, ProducerCore, "_publish", publish)
+
+
+def first_copy_is_done(stack: Stack) -> None:
+    """M99y: a message with acks=one is forgotten with its first copy: it is not sent again when its broker fails."""
+    honest = ProducerCore.on_first_copy
+
+    def first_copy(self: ProducerCore, sequence_id: int) -> list[ProducerEffect]:
+        effects = honest(self, sequence_id)
+        if effects:
+            for batch in self._entries.sent:
+                self.pending -= batch.message_count
+                effects += [EndFlushes(batch.waiters)] if batch.waiters else []
+            self._entries.sent.clear()
+        return effects
+
+    put(stack, ProducerCore, "on_first_copy", first_copy)

@@ -323,3 +323,24 @@ def end_before_any_sync(stack: Stack) -> None:
         await asyncio.sleep(0)
 
     put(stack, handle.LedgerWriter, "_wait_synced", at_once)
+
+
+# ------------------------------------------------------------------------------------------ the first copy
+def first_copies_out_of_order(stack: Stack) -> None:
+    """M99w: an entry is told to have a first copy although one before it has none."""
+
+    def find(self: PendingAdds[Any], after: int) -> int:
+        return max([after, self.lac, *(entry for entry, add in self._adds.items() if add.acks)])
+
+    put(stack, PendingAdds, "find_first_copies", find)
+
+
+def first_copy_confirms(stack: Stack) -> None:
+    """M99x: an entry whose first copy is told counts as confirmed: readers see it."""
+    honest = PendingAdds.find_first_copies
+
+    def find(self: PendingAdds[Any], after: int) -> int:
+        self.lac = max(self.lac, last := honest(self, after))
+        return last
+
+    put(stack, PendingAdds, "find_first_copies", find)

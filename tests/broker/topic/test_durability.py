@@ -1,4 +1,5 @@
-"""Topics with durability=memory, and producers with acks=none: what they promise, who says so, and what is refused."""
+"""Topics with durability=memory, and producers with acks=none and acks=one: what they promise, who says so, and what is
+refused."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.bookie.adds import AddRequestHandler, VerifiedAddRequest
+from magnetar.broker.topic import producer as producers
 from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
@@ -17,11 +19,11 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.client.transactions.process import Output
-from magnetar.ledger import sender
+from magnetar.ledger import LedgerWriter, sender
 from magnetar.ledger.metadata_core import is_answered_from_memory
 from magnetar.metadata import paths, records
 from magnetar.metadata.records import LedgerRecord, decode_record
-from magnetar.proto.errors import InvalidRequest, NotAllowed
+from magnetar.proto.errors import InvalidRequest, NotAllowed, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
 from tests.support.cluster import Cluster, cluster
@@ -233,12 +235,15 @@ async def test_what_a_broker_refuses_with_acks_none_is_in_the_log_alone(
     assert "1 messages that were sent with acks=none may be lost" in caplog.text
 
 
-async def test_acks_none_is_not_for_transactions_nor_for_a_topic_with_deduplication(site: Site) -> None:
-    async with await site.client.create_producer(TOPIC, acks="none") as producer:
+@pytest.mark.parametrize("acks", ["one", "none"])
+async def test_acks_none_and_one_are_not_for_transactions_nor_for_a_topic_with_deduplication(
+    site: Site, acks: str
+) -> None:
+    async with await site.client.create_producer(TOPIC, acks=acks) as producer:
         transaction = await site.client.transaction()
-        with pytest.raises(OperationNotSupported, match="acks=none"):
+        with pytest.raises(OperationNotSupported, match=f"acks={acks}"):
             await producer.send(b"x", txn=transaction)
-        with pytest.raises(OperationNotSupported, match="acks=none"):
+        with pytest.raises(OperationNotSupported, match=f"acks={acks}"):
             await producer.send(b"x", txn=transaction, properties={"a": "b"})
         await transaction.abort()
     await site.policies(deduplication=True)
@@ -247,14 +252,116 @@ async def test_acks_none_is_not_for_transactions_nor_for_a_topic_with_deduplicat
         while not topic.applied.deduplication:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     with pytest.raises(NotAllowedError, match="acks=quorum"):
-        await site.client.create_producer(TOPIC, acks="none")
+        await site.client.create_producer(TOPIC, acks=acks)
 
 
-async def test_acks_one_is_refused_with_what_to_do_instead(site: Site) -> None:
-    with pytest.raises(InvalidConfiguration, match="ack quorum to 1"):
-        await site.client.create_producer(TOPIC, acks="one")
-    with pytest.raises(InvalidConfiguration, match="quorum or none"):
+async def test_another_word_for_acks_is_refused_with_those_that_there_are(site: Site) -> None:
+    with pytest.raises(InvalidConfiguration, match="quorum, one or none"):
         await site.client.create_producer(TOPIC, acks="all")
+
+
+class SlowBookies:
+    """While `held` is not set, no answer to an add counts but that of the bookie in the first slot. Of writers that are
+    made after it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.held, honest = asyncio.Event(), LedgerWriter._acked
+        self.held.set()
+
+        async def later(writer: LedgerWriter, adds: Any, place: tuple[int, str]) -> None:
+            await self.held.wait()
+            honest(writer, adds, place)
+
+        def acked(writer: LedgerWriter, adds: Any, place: tuple[int, str]) -> None:
+            if place[0] == 0 or self.held.is_set():
+                honest(writer, adds, place)
+            else:
+                self.late.append(asyncio.ensure_future(later(writer, adds, place)))
+
+        self.late: list[asyncio.Future[None]] = []
+        patch.setattr(LedgerWriter, "_acked", acked)
+
+
+async def test_a_send_with_acks_one_ends_with_the_first_copy_and_only_the_quorum_shows_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that waits for the quorum does, beside it; a flush of either does."""
+    async with cluster(tmp_path, bookies=3, ensemble_size=3, write_quorum=3, ack_quorum=2) as running:
+        site, slow = Site(running), SlowBookies(monkeypatch)
+        consumer = await site.client.subscribe(TOPIC, "s")
+        one = await site.client.create_producer(TOPIC, acks="one", batching_enabled=False)
+        safe = await site.client.create_producer(TOPIC, batching_enabled=False)
+        assert (await safe.send(b"before")).entry_id() == 0
+        slow.held.clear()
+        async with asyncio.timeout(20):
+            ids = [await one.send(b"%d" % number) for number in range(3)]
+        assert {(each.ledger_id(), each.entry_id()) for each in ids} == {(-1, -1)}
+        waits = [asyncio.ensure_future(each) for each in (safe.send(b"safe"), one.flush(), safe.flush())]
+        assert [each.data() for each in await all_of(consumer)] == [b"before"]
+        assert not any(each.done() for each in waits)
+        assert (await site.topic()).log.shape.end_index == 1
+        assert sorted(each.acks for each in (await site.admin.topic_stats(TOPIC)).producers) == ["one", "quorum"]
+        slow.held.set()
+        await asyncio.wait_for(asyncio.gather(*waits), 20)
+        assert waits[0].result().entry_id() == 4
+        assert [each.data() for each in await all_of(consumer)] == [b"0", b"1", b"2", b"safe"]
+        await site.client.close()
+        await site.admin.close()
+
+
+async def test_a_topic_without_such_a_producer_asks_its_ledgers_for_no_first_copies(site: Site) -> None:
+    async with await site.client.create_producer(TOPIC, batching_enabled=False) as producer:
+        await producer.send(b"x")
+        writer = (await site.topic()).log._appender.writer  # type: ignore[attr-defined]
+        assert writer.tell_first_copies is None
+        async with await site.client.create_producer(TOPIC, acks="one", batching_enabled=False) as other:
+            await other.send(b"y")
+        assert writer.tell_first_copies is not None
+
+
+async def test_what_had_one_copy_when_its_broker_lost_the_topic_is_counted_logged_and_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client still runs: it has kept what the quorum did not confirm, and what it sends next comes after that."""
+    monkeypatch.setattr(producers, "FIRST_COPIES", counted := producers.FirstCopies())
+    async with cluster(tmp_path, bookies=3, ensemble_size=3, write_quorum=3, ack_quorum=2) as running:
+        site, slow = Site(running), SlowBookies(monkeypatch)
+        consumer = await site.client.subscribe(TOPIC, "s")
+        one = await site.client.create_producer(TOPIC, acks="one", batching_enabled=False)
+        await one.send(b"before")
+        await one.flush()
+        slow.held.clear()
+        async with asyncio.timeout(20):
+            for number in range(3):
+                await one.send(b"%d" % number)
+        assert counted.lost == 0
+        (await site.topic()).log.abandon(Unavailable("a test"))
+        assert counted.lost == 3
+        assert "were reported with one copy (acks=one), and their quorum failed" in caplog.text
+        slow.held.set()
+        async with asyncio.timeout(60):
+            await one.send(b"after")
+            await one.flush()
+        found = [each.data() for each in await all_of(consumer)]
+        assert list(dict.fromkeys(found)) == [b"before", b"0", b"1", b"2", b"after"], "some may be there twice"
+        await site.client.close()
+        await site.admin.close()
+
+
+async def test_what_times_out_after_its_first_copy_is_in_the_log_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path, bookies=3, ensemble_size=3, write_quorum=3, ack_quorum=2) as running:
+        site, slow = Site(running), SlowBookies(monkeypatch)
+        one = await site.client.create_producer(TOPIC, acks="one", batching_enabled=False, send_timeout_millis=1500)
+        await one.send(b"before")
+        await one.flush()
+        slow.held.clear()
+        await asyncio.wait_for(one.send(b"reported"), 20)
+        await one.flush()  # when it has timed out
+        assert "1 messages that were sent with acks=one may be lost" in caplog.text
+        await site.client.close()
+        await site.admin.close()
 
 
 # ------------------------------------------------------------------------------------------------- pairs

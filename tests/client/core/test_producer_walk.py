@@ -1,7 +1,8 @@
 """The producer's core against a broker that loses connections, answers late or never, and refuses: thousands of steps.
 
 The broker stores what comes over a connection in order, answers in order, and forgets a connection's rest when the next
-one is opened. Everything else happens by chance, at any time.
+one is opened. Everything else happens by chance, at any time. In a third of the walks it also tells of first copies, of
+some entries and in order, also of entries that it then cannot store.
 """
 
 import random
@@ -24,6 +25,7 @@ from magnetar.client.core.effects import (
     PartitionClientState,
     ProducerEffect,
     ReportOutcome,
+    ReportSent,
     SendEntry,
 )
 from magnetar.client.core.failover import Backoff
@@ -44,6 +46,8 @@ from magnetar.proto.states import ENTRY_COST_BYTES
 from tests.compiled import replaces_code
 
 LEDGER = 3
+FIRST_COPY = -2
+"""The entry id of a message that was reported with a first copy: in this file alone."""
 
 
 class Connection:
@@ -70,6 +74,7 @@ class Walk:
             batch_by=("tag",) if batching and rng.random() < 0.2 else (),
             send_timeout_s=rng.choice([0.0, 2.0, 30.0]),
             chunking=not batching and rng.random() < 0.5,
+            reports_first_copy=seed % 3 == 0,
         )
         self.core = ProducerCore(
             "p", self.options, max_pending=rng.choice([5, 50, 500]), lock=nullcontext(), backoff=Backoff(rng), uuid="u"
@@ -89,6 +94,8 @@ class Walk:
         self.flushed: set[int] = set()
         self.finished: MagnetarError | None = None
         self.told = 0
+        self.provisional: list[int] = []  # messages that were reported with a first copy
+        self.failed_later = 0  # … and then failed
         if not self.late:
             self.open()  # messages are taken from there on
 
@@ -103,10 +110,18 @@ class Walk:
                     self.connection.up.append(entry)
                 case ReportOutcome(batch, error, ledger_id, entry_id):
                     for callback in batch.callbacks:
-                        assert callback is not None
-                        callback(error, entry_id)
+                        if callback is None:
+                            assert self.options.reports_first_copy
+                            self.failed_later += error is not None
+                        else:
+                            callback(error, entry_id)
                     self.reached(batch.waiters or [])
                     assert error is not None or ledger_id == LEDGER
+                case ReportSent(batch):
+                    callbacks, batch.callbacks = batch.callbacks, [None] * len(batch.callbacks)
+                    for callback in callbacks:
+                        assert callback is not None, "it was not reported before"
+                        callback(None, FIRST_COPY)
                 case EndFlushes(waiters):
                     self.reached(waiters)
                 case AttachToBroker(after_s):
@@ -144,6 +159,8 @@ class Walk:
         def outcome(error: MagnetarError | None, entry_id: int) -> None:
             assert number not in self.outcomes, "one outcome"
             self.outcomes[number] = error, entry_id
+            if entry_id == FIRST_COPY:
+                self.provisional.append(number)
 
         if self.rng.random() < 0.5:
             added = self.core.add(payload, outcome)
@@ -201,7 +218,10 @@ class Walk:
         header = parse_header(entry)
         chance = self.rng.random()
         whole = header.metadata.num_chunks_from_msg <= 1
-        if not connection.refuses and whole and (chance < 0.02 or header.sequence_id in self.refused):
+        by_policy = whole and (chance < 0.02 or header.sequence_id in self.refused)
+        if self.options.reports_first_copy and not by_policy and self.rng.random() < 0.7:
+            connection.down.append(("first_copy", header.sequence_id))
+        if not connection.refuses and by_policy:
             self.refused.add(header.sequence_id)
             connection.down.append(("failed", (header.sequence_id, MessageTooLarge("by policy"))))
         elif chance < 0.04 or connection.refuses:
@@ -241,6 +261,8 @@ class Walk:
         if kind == "credit":
             connection.credit += content
             self.do(self.core.on_credit_granted(content))
+        elif kind == "first_copy":
+            self.do(self.core.on_first_copy(content))
         elif kind == "receipt":
             self.do(self.core.on_entry_receipt(content[0], LEDGER, content[1], self.now))
         else:
@@ -286,7 +308,9 @@ class Walk:
     def check(self) -> None:
         stored = {number for entry in self.log for number in entry}
         for number, (error, entry_id) in self.outcomes.items():
-            if error is None:
+            if entry_id == FIRST_COPY:
+                assert self.options.reports_first_copy, "it is asked for"
+            elif error is None:
                 assert number in self.log[entry_id], "what is called stored is stored, there"
             elif error.definite:
                 assert number not in stored, "what is called failed is not stored"
@@ -294,9 +318,11 @@ class Walk:
             assert number < self.added
 
     def check_order(self) -> None:
+        assert self.core.lost == self.failed_later, "what failed after it was reported is counted"
         if self.options.key_based or self.options.batch_by:
             return  # order is that of each key
         first = list(dict.fromkeys(number for entry in self.log for number in entry))
+        assert self.provisional == sorted(self.provisional), "first copies are reported in order"
         assert first == sorted(first), "messages are stored in the order in which they were added"
 
 
@@ -473,3 +499,33 @@ def test_a_limit_that_was_lowered_counts_from_the_next_attachment_on_and_a_raise
         core.check()
     assert 400 < sizes[0] <= 500
     assert all(150 < each <= 200 for each in sizes[1:]), sizes
+
+
+def test_first_copies_are_reported_in_this_walk() -> None:
+    """Else the walks would say nothing of them: both that come to their quorum and that fail."""
+    walks = [Walk(seed) for seed in range(0, 150, 3)]
+    for walk in walks:
+        walk.run(600)
+        walk.heal()
+    assert sum(len(walk.provisional) for walk in walks) > 1000
+    assert sum(walk.failed_later for walk in walks) > 10
+
+
+def test_a_receipt_that_comes_before_its_first_copy_has_the_position() -> None:
+    """An older broker sends no first copies; and the quorum may be as fast."""
+    core = ProducerCore(
+        "p", AttachedProducerOptions(reports_first_copy=True), max_pending=9, lock=nullcontext(),
+        backoff=Backoff(random.Random(0)),
+    )  # fmt: skip
+    core.on_opened("p", -1, 0, 100_000, 0, 0.0, 0)
+    for _ in range(3):
+        core.add(b"x", None)
+    core.publish_closed_batches(0.0, 0)
+    (stored,) = core.on_entry_receipt(0, LEDGER, 7, 0.0)
+    assert isinstance(stored, ReportOutcome)
+    assert (stored.error, stored.entry_id) == (None, 7)
+    assert core.on_first_copy(2) == [], "one before it is not reported"
+    assert [type(each) for each in core.on_first_copy(1)] == [ReportSent]
+    assert core.on_first_copy(1) == [], "once"
+    assert core.pending == 2, "it is sent again until its quorum has it"
+    core.check()
