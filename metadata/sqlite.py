@@ -591,6 +591,7 @@ class LocalSession(MetadataStore):
         return found
 
     async def measure_disk(self) -> MetadataDisk | None:
+        self._store.check_session(self._session)
         return await self._store.measure_disk()
 
     async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:

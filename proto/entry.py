@@ -198,15 +198,15 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encoding: EntryEncod
     `encoding.encrypt`."""
     if encoding.encrypt is not None:
         metadata.uncompressed_size = len(payload)
-    payload = compress_payload(metadata, payload, encoding)
+    payload = compress_payload(metadata, payload)
     if encoding.encrypt is not None:
         payload = encoding.encrypt(metadata, payload)
     return encode_client_part(metadata, payload)
 
 
-def compress_payload(metadata: MessageMetadata, payload: bytes, encoding: EntryEncoding) -> bytes:
+def compress_payload(metadata: MessageMetadata, payload: bytes) -> bytes:
     """Returns the payload compressed by `metadata.compression`, and sets `uncompressed_size` in `metadata`; returns the
-    payload itself if it is not to be compressed. `encoding`: not used. Raises KeyError if there is no such codec."""
+    payload itself if it is not to be compressed. Raises KeyError if there is no such codec."""
     if not metadata.compression:
         return payload
     metadata.uncompressed_size = len(payload)
@@ -251,9 +251,13 @@ def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
 
 
 def strip_broker_part(entry: Buffer) -> memoryview:
-    """Returns the client-part of a stored entry, whether it has a broker-part or not. Verifies nothing else; raises
-    struct.error if the entry ends inside the head of its broker-part."""
-    start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
+    """Returns the client-part of a stored entry, whether it has a broker-part or not. Raises CorruptEntry if the entry
+    ends inside its broker-part; verifies nothing else."""
+    if entry[:2] != MAGIC_BROKER:
+        return memoryview(entry)
+    start = 6 + _U32.unpack_from(entry, 2)[0] if len(entry) >= 6 else 6
+    if start > len(entry):
+        raise CorruptEntry(f"entry of {len(entry)} bytes ends inside its broker-part")
     return memoryview(entry)[start:]
 
 

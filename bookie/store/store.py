@@ -616,8 +616,8 @@ class Store:
 
     async def leave_limbo(self) -> None:
         """Ends the bookie's limbo, because all lost data was restored or given up. This is durable when the call
-        returns. Raises NoSpace: then limbo continues, unless `descriptors.limbo_upto` is -1 already, because only the
-        list of losses could not be deleted."""
+        returns. Raises NoSpace, or its subclass NoFileDescriptor: then limbo continues. After a crash the list of
+        losses may be there once more; the next start deletes it."""
         upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
         try:
@@ -625,7 +625,10 @@ class Store:
         except disk.NoSpace:
             self.descriptors.enter_limbo(upto)
             raise
-        await self._flush_worker.run(self._losses.delete_log)
+        try:
+            await self._flush_worker.run(self._losses.delete_log)
+        except disk.NoFileDescriptor as error:  # limbo has ended, and the list says nothing any more
+            _LOG.warning("the end of limbo is durable, the deletion of its list of losses may be not: %s", error)
 
     @property
     def limbo_losses(self) -> Sequence[str]:

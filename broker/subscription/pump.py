@@ -77,8 +77,8 @@ def is_malformed_entry(entry: Buffer) -> bool:
     read them."""
     if not has_valid_checksum(entry):
         return False
-    part = strip_broker_part(entry)
     try:
+        part = strip_broker_part(entry)
         header = parse_header(part, verify=False)
         if not header.metadata.encryption_keys and header.metadata.num_chunks_from_msg <= 1:
             decode_message_columns(header, part)

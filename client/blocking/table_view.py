@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+from ..common.checks import FUNCTION_CHECK, check_parameter
 from ..common.loggers import log_foreign_error
 from ..consume.table_view import TableListener
 from .faces import TableViewFacade
@@ -33,14 +34,17 @@ class TableView(TableViewFacade):
 
     def for_each(self, callback: Callable[[str, Any], object]) -> None:
         """Calls `callback(key, value)` for each key that the table has now, in the calling thread. Raises what the
-        callback raises."""
+        callback raises, and InvalidConfiguration if `callback` is not callable."""
+        check_parameter("callback", FUNCTION_CHECK, callback)
         for key, value in self.items():
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
         """Calls `callback(key, value)` for each key that the table has now, in the calling thread, and then for each
         change, in a thread of its own. An empty value means that the key was deleted. An exception of the callback is
-        logged, also if it is not callable. Raises Interrupted in the loop thread, CtrlC after Ctrl-C."""
+        logged. Raises InvalidConfiguration if `callback` is not callable, Interrupted in the loop thread, CtrlC after
+        Ctrl-C."""
+        check_parameter("callback", FUNCTION_CHECK, callback)
         listener = _LateListener(callback, self._listening())
         view = self._current()
 

@@ -228,8 +228,8 @@ class Batcher:
 
     def add_message(self, message: OutgoingMessage, callback: SendCallback) -> bool:
         """Adds a message with any fields. Returns whether `ready` contains a batch. Raises TypeError, ValueError or
-        OverflowError if a field of a message that joins a batch cannot be encoded: the message is not added then, and a
-        sequence id that it got already is used up. A message that is alone in its entry is encoded later."""
+        OverflowError if a field of a message that joins a batch cannot be encoded: the message is not added then, and
+        the next one gets its sequence id. A message that is alone in its entry is encoded later."""
         if message.txn is not self._txn:
             self._switch_txn(message.txn)
         goes_back = message.sequence_id is not None and message.sequence_id <= self._given
@@ -247,10 +247,15 @@ class Batcher:
         if self._is_grouped and not (self._named and self._find_group(message) in self._groups):
             self.close_batches()
             self._named = True
+        before = self._given, self.next_sequence_id
         sequence_id = self._take_sequence_id(message)
-        fitting = self._find_fitting_batch(message, sequence_id)
-        derived = fitting is None or (fitting.dense and sequence_id == fitting.highest + 1)
-        prefix = encode_item_prefix(_single_metadata(message, None if derived else sequence_id))
+        try:
+            fitting = self._find_fitting_batch(message, sequence_id)
+            derived = fitting is None or (fitting.dense and sequence_id == fitting.highest + 1)
+            prefix = encode_item_prefix(_single_metadata(message, None if derived else sequence_id))
+        except BaseException:
+            self._given, self.next_sequence_id = before
+            raise
         batch = self._batch_for(fitting, message, len(prefix) + len(message.payload), sequence_id)
         batch.dense = batch.dense and (not batch.callbacks or sequence_id == batch.highest + 1)
         self._add_to_batch(batch, message, prefix, sequence_id, callback)

@@ -97,7 +97,7 @@ def encode_chunks(
     `metadata`. `uuid`: identifies the message. Raises MessageTooLarge if the message is above the limit of chunked
     messages, or its metadata alone fills an entry; CryptoError if it cannot be encrypted."""
     size, encrypt = len(payload), encoding.encrypt
-    payload = compress_payload(metadata, payload, encoding)
+    payload = compress_payload(metadata, payload)
     payload_bytes_max = entry_bytes_max - (CHUNK_METADATA_BYTES if entry_bytes_max >= 10 * CHUNK_METADATA_BYTES else 0)
     if len(payload) <= payload_bytes_max and size <= entry_bytes_max:
         if encrypt is not None:

@@ -288,6 +288,10 @@ def test_wrong_arguments_are_value_errors_and_type_errors(fake: tuple[str, FakeB
                 client.create_producer("t", send_timeout_millis="soon")  # type: ignore[arg-type]
             with pytest.raises(error):
                 client.subscribe("t", "s", receiver_queue_size=None)  # type: ignore[arg-type]
+        view = client.create_table_view("t")
+        for each in (view.for_each, view.for_each_and_listen):
+            with pytest.raises(InvalidConfiguration, match="callback"):
+                each(5)  # type: ignore[arg-type]
         with pytest.raises(InvalidConfiguration), client.create_reader("t", MessageId.latest) as reader:
             reader.read_next("soon")  # type: ignore[arg-type]
         with pytest.raises(TimeoutError), client.create_reader("t", MessageId.latest) as reader:

@@ -29,6 +29,7 @@ from magnetar.proto.entry import (
     parse_header,
     parse_stored_head,
     split_broker_part,
+    strip_broker_part,
 )
 from magnetar.proto.entry_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import CorruptEntry
@@ -446,3 +447,16 @@ def test_the_head_of_a_stored_entry_says_what_its_header_does() -> None:
     head = parse_stored_head(stored)
     assert (head.last_index, head.timestamp_ms, head.payload_offset) == (41, 1001, parse_header(stored).payload_offset)
     assert head.metadata == parse_header(stored).metadata
+
+
+def test_an_entry_that_ends_inside_its_broker_part_has_no_client_part() -> None:
+    """At each byte at which it may be cut: a typed error, as of all that parse it."""
+    client_part = batch([b"hi"])
+    whole = encode_broker_part(1, 1001) + client_part
+    head = len(whole) - len(client_part)
+    for size in range(2, head):
+        with pytest.raises(CorruptEntry, match="ends inside its broker-part"):
+            strip_broker_part(whole[:size])
+    assert bytes(strip_broker_part(whole[:head])) == b""
+    assert bytes(strip_broker_part(whole)) == client_part
+    assert bytes(strip_broker_part(client_part)) == client_part

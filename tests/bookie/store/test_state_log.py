@@ -1,5 +1,8 @@
 """Tombstones, quarantine, limbo, drained logs: true at once, durable with a checkpoint, and what reads answer."""
 
+import errno
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +13,10 @@ from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
+from magnetar.runtime.sim.disk import FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import NODE, add, open_store, payload, simulate
+from tests.compiled import replaces_code
 
 pytestmark = pytest.mark.run_by.with_args(simulate)
 
@@ -149,3 +154,35 @@ async def test_in_limbo_hits_are_served_and_misses_are_unknown(simulation: Simul
     store = await _again(simulation, store)
     assert await _status(simulation, store, 6, 0) is Status.NO_SUCH_LEDGER
     assert store.descriptors.fenced_upto == 7
+
+
+@replaces_code
+async def test_limbo_ends_although_no_descriptor_is_free_to_sync_the_deletion_of_its_losses(
+    simulation: Simulation, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is durable with the checkpoint before: what it says of the rest is a line of the log. If the list comes
+    back, the next start deletes it."""
+    store, disk = await open_store(simulation), simulation.node(NODE).disk
+    store._losses.add_data_loss("a test")
+    await simulation.spawn(NODE, run(store._losses.write))
+    store.descriptors.enter_limbo(7)
+    await simulation.spawn(NODE, store.checkpoint())
+    await simulation.spawn(NODE, run(store._losses.mark_limbo_durable))  # as the start does
+    honest = Store.checkpoint
+
+    async def checkpoint(self: Store) -> None:
+        await honest(self)
+        disk.faults.append(FileFault("sync_directory", "", errno.EMFILE))
+
+    monkeypatch.setattr(Store, "checkpoint", checkpoint)
+    await simulation.spawn(NODE, store.leave_limbo())
+    monkeypatch.undo()
+    assert not disk.faults[-1].times, "the fault came"
+    assert (store.descriptors.limbo_upto, list(store.limbo_losses)) == (-1, [])
+    simulation.crash(NODE, power_loss=True)
+    store = await open_store(simulation)
+    assert (store.descriptors.limbo_upto, list(store.limbo_losses)) == (-1, [])
+
+
+async def run(act: Callable[[], None]) -> None:
+    act()

@@ -90,6 +90,21 @@ def test_a_sequence_id_is_never_given_twice_and_one_that_is_named_again_is_alone
     batcher.check()
 
 
+def test_a_message_that_cannot_be_encoded_uses_up_no_sequence_id() -> None:
+    """Nor one that it names: the ids after it would be unknown to a broker that counts them."""
+    batcher = Batcher(0)
+    batcher.add(b"x", None)
+    for bad in (OutgoingMessage(b"y", {"a": 5}), OutgoingMessage(b"y", {"a": 5}, sequence_id=40)):  # type: ignore[dict-item]
+        with pytest.raises(TypeError):
+            batcher.add_message(bad, None)
+        assert batcher.next_sequence_id == 1
+    batcher.add_message(OutgoingMessage(b"z", {"a": "b"}), None)
+    batcher.add_message(OutgoingMessage(b"named", {"a": "b"}, sequence_id=2), None)
+    batcher.close_batches()
+    assert [(batch.sequence_id, batch.highest, batch.message_count) for batch in batcher.ready] == [(0, 2, 3)]
+    batcher.check()
+
+
 # ---------------------------------------------------------------------------------- router
 def router(mode: PartitionsRoutingMode, partitions: int = 4, window_s: float = 0.01) -> PartitionRouter:
     return PartitionRouter(partitions, mode, Random(1), window_s=window_s, messages_max=3, bytes_max=1000)

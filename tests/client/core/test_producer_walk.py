@@ -7,11 +7,13 @@ some entries and in order, also of entries that it then cannot store.
 
 import random
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from magnetar.client.core import batcher as batcher_core
 from magnetar.client.core import chunking as chunking_core
 from magnetar.client.core.batcher import OutgoingMessage
 from magnetar.client.core.effects import (
@@ -30,9 +32,7 @@ from magnetar.client.core.effects import (
 )
 from magnetar.client.core.failover import Backoff
 from magnetar.client.core.producer import ProducerCore
-from magnetar.proto import entry as entry_format
 from magnetar.proto.entry import EntryEncoding, decode_batch, parse_header
-from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import (
     ConnectionLost,
     MagnetarError,
@@ -424,16 +424,19 @@ class LevelledEncoding(EntryEncoding):
 @replaces_code
 @pytest.mark.parametrize("way", ["alone", "batch", "chunks", "own encryption", "later"])
 def test_all_of_a_producers_encoding_comes_to_the_codec(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a new field of `EntryEncoding` is read in proto/entry.py alone."""
+    """So a new field of `EntryEncoding` is read in proto/entry.py, and for chunks, alone."""
     came = list[EntryEncoding]()
-    compress_payload = entry_format.compress_payload
 
-    def record(metadata: MessageMetadata, payload: bytes, encoding: EntryEncoding) -> bytes:
-        came.append(encoding)
-        return compress_payload(metadata, payload, encoding)
+    def recorded(codec: Callable[..., object]) -> Callable[..., object]:
+        def record(*given: Any) -> object:
+            came.append(given[-1])
+            return codec(*given)
 
-    for module in (entry_format, chunking_core):
-        monkeypatch.setattr(module, "compress_payload", record)
+        return record
+
+    for name in ("encode_entry", "encode_batch"):
+        monkeypatch.setattr(batcher_core, name, recorded(getattr(batcher_core, name)))
+    monkeypatch.setattr(chunking_core, "encode_chunks", recorded(chunking_core.encode_chunks))
     options = AttachedProducerOptions(
         batching=way == "batch", chunking=way == "chunks", encoding=LevelledEncoding(compression=1)
     )
