@@ -26,7 +26,7 @@ NAMES = [
     "calls", "control", "memory", "tracing", "fair", "secure-cluster", "abuse", "pulsar-java-produce",
     "pulsar-java-consume", "pulsar-java-transaction", "pulsar-python", "rest", "scrape", "status", "page",
     "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none", "txn-aborts", "process", "find",
-    "metadata", "catchup-disturb", "durability", "shares",
+    "metadata", "catchup-disturb", "durability", "shares", "two-brokers",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 
