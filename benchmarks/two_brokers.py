@@ -14,7 +14,8 @@ other process used. `limited` says whether in all of these the brokers used up t
 a whole core.
 
 The load is `python -m benchmarks.two_brokers URL TOPIC…`, a process for each half of the topics. Each line of its stdin
-is an order (a mode: begin; `stop`; else: count), and is answered by a line of JSON.
+is an order (`MODE NUMBER`: begin, with so many messages of each topic under way; `stop`; `count`), and is answered by a
+line of JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import click
 from .harness import Options, Run, progress, read_cpu_s
 from .messaging import MEMORY_FOLDER
 
-SHARE = 0.2
+SHARE = 0.15
 """Of a core, for each broker: with two of them enough is left for what else a message costs."""
 PERIOD_US = 20_000
 """A broker that has used up its share waits for the next period."""
@@ -53,10 +54,14 @@ BALANCED_S = 25.0
 MOUNTS = Path("/proc/mounts")
 MODES: dict[str, dict[str, Any]] = {
     "unbatched": {"batching_enabled": False},
-    "batches-of-10": {"batching_enabled": True, "batching_max_messages": 10},
-}
-IN_FLIGHT = 100
-"""Messages of a topic between the send and their consumer. With 300 one broker takes up to twice the CPU for each."""
+    "batches-of-10": {
+        "batching_enabled": True, "batching_max_messages": 10, "batching_max_publish_delay_ms": 1000,
+    },
+}  # fmt: skip
+"""Options of the producers. Batches wait until they are full: else a slower broker would get smaller ones."""
+IN_FLIGHT = 6400
+"""Messages of all topics between their sends and their consumers, for each broker that there is: so each has a queue of
+the same length. With three times as many a broker takes half as much CPU again for each, and up to as much again."""
 USED_MIN = 0.95
 
 
@@ -118,7 +123,7 @@ def _find_controller() -> tuple[int, Path]:
 
 # ---------------------------------------------------------------------------------------------- the load
 class Topic:
-    """A producer and a consumer of one topic: IN_FLIGHT messages are under way, and each that comes sends the next."""
+    """A producer and a consumer of one topic: some messages are under way, and each that comes sends the next."""
 
     def __init__(self, counted: Counter[str], body: bytes) -> None:
         self._counted, self._body = counted, body
@@ -130,9 +135,9 @@ class Topic:
         self._producers = {mode: await client.create_producer(name, **options) for mode, options in MODES.items()}
         return asyncio.create_task(self._consume())
 
-    def begin(self, mode: str) -> None:
+    def begin(self, mode: str, in_flight: int) -> None:
         self._producer, self.is_loaded = self._producers[mode], True
-        for _ in range(IN_FLIGHT):
+        for _ in range(in_flight):
             self._send()
 
     def _send(self) -> None:
@@ -166,10 +171,11 @@ async def _load(url: str, size: int, names: Sequence[str]) -> None:
                 if each.done():
                     each.result()  # its error ends the process
             for topic in topics:
-                if order in MODES:
-                    topic.begin(order)
-                elif order == "stop":
+                if order == "stop":
                     topic.is_loaded = False
+                elif order != "count":
+                    mode, in_flight = order.split()
+                    topic.begin(mode, int(in_flight))
             print(json.dumps({"at": time.perf_counter(), "cpu": time.process_time(), **counted}), flush=True)
         for each in tasks:
             each.cancel()
@@ -218,8 +224,9 @@ class Turn(NamedTuple):
 class Loaded:
     """A cluster whose brokers have shares of the CPU, and the processes that load it."""
 
-    def __init__(self, cluster: Any, shares: list[CpuShare], loaders: list[Loader]) -> None:
+    def __init__(self, cluster: Any, shares: list[CpuShare], loaders: list[Loader], topics: int) -> None:
         self.cluster, self._shares, self._loaders = cluster, shares, loaders
+        self._in_flight = max(1, IN_FLIGHT * len(shares) // topics)
         self._others = [cluster.metadata.pid, *(each.pid for each in (*cluster.bookies, *loaders))]
 
     def order(self, order: str) -> list[dict[str, Any]]:
@@ -234,7 +241,7 @@ class Loaded:
 
     def measure(self, mode: str, seconds: float, settle_s: float) -> Turn:
         """Loads the cluster in this mode; what it does in `seconds`, after it settled."""
-        self.order(mode)
+        self.order(f"{mode} {self._in_flight}")
         time.sleep(settle_s)
         at, brokers, waits, others, counts = self._read()
         time.sleep(seconds)
@@ -283,7 +290,7 @@ def _loaded(brokers: int, topics: int, size: int) -> Iterator[Loaded]:
             loader.read()
         for process in (cluster.metadata, *cluster.bookies, *loaders):
             rest.add(process.pid)
-        yield Loaded(cluster, shares, loaders)
+        yield Loaded(cluster, shares, loaders, topics)
 
 
 async def _placed(url: str, topics: int) -> dict[str, Any]:

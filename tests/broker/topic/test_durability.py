@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.bookie.adds import AddRequestHandler, VerifiedAddRequest
-from magnetar.broker.topic import producer as producers
+from magnetar.broker.topic.producer import FIRST_COPIES
 from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
@@ -26,6 +26,7 @@ from magnetar.metadata.records import LedgerRecord, decode_record
 from magnetar.proto.errors import InvalidRequest, NotAllowed, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
+from tests.compiled import replaces_code
 from tests.support.cluster import Cluster, cluster
 from tests.support.steps import take_until_quiet
 
@@ -282,6 +283,7 @@ class SlowBookies:
         patch.setattr(LedgerWriter, "_acked", acked)
 
 
+@replaces_code
 async def test_a_send_with_acks_one_ends_with_the_first_copy_and_only_the_quorum_shows_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,11 +321,12 @@ async def test_a_topic_without_such_a_producer_asks_its_ledgers_for_no_first_cop
         assert writer.tell_first_copies is not None
 
 
+@replaces_code
 async def test_what_had_one_copy_when_its_broker_lost_the_topic_is_counted_logged_and_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client still runs: it has kept what the quorum did not confirm, and what it sends next comes after that."""
-    monkeypatch.setattr(producers, "FIRST_COPIES", counted := producers.FirstCopies())
+    before, FIRST_COPIES.log_due_s = FIRST_COPIES.lost, 0.0
     async with cluster(tmp_path, bookies=3, ensemble_size=3, write_quorum=3, ack_quorum=2) as running:
         site, slow = Site(running), SlowBookies(monkeypatch)
         consumer = await site.client.subscribe(TOPIC, "s")
@@ -334,9 +337,9 @@ async def test_what_had_one_copy_when_its_broker_lost_the_topic_is_counted_logge
         async with asyncio.timeout(20):
             for number in range(3):
                 await one.send(b"%d" % number)
-        assert counted.lost == 0
+        assert FIRST_COPIES.lost == before
         (await site.topic()).log.abandon(Unavailable("a test"))
-        assert counted.lost == 3
+        assert FIRST_COPIES.lost == before + 3
         assert "were reported with one copy (acks=one), and their quorum failed" in caplog.text
         slow.held.set()
         async with asyncio.timeout(60):
@@ -348,6 +351,7 @@ async def test_what_had_one_copy_when_its_broker_lost_the_topic_is_counted_logge
         await site.admin.close()
 
 
+@replaces_code
 async def test_what_times_out_after_its_first_copy_is_in_the_log_of_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
