@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from magnetar.bookie.adds import AddRequestHandler, VerifiedAddRequest
 from magnetar.broker.topic.producer import FIRST_COPIES
 from magnetar.broker.topic.topic import Topic
+from magnetar.cli.run import metrics
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.common.errors import InvalidConfiguration, NotAllowedError, OperationNotSupported
@@ -26,6 +27,7 @@ from magnetar.metadata.records import LedgerRecord, decode_record
 from magnetar.proto.errors import InvalidRequest, NotAllowed, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
+from magnetar.runtime.metrics import MetricsPage
 from tests.compiled import replaces_code
 from tests.support.cluster import Cluster, cluster
 from tests.support.steps import take_until_quiet
@@ -341,6 +343,8 @@ async def test_what_had_one_copy_when_its_broker_lost_the_topic_is_counted_logge
         (await site.topic()).log.abandon(Unavailable("a test"))
         assert FIRST_COPIES.lost == before + 3
         assert "were reported with one copy (acks=one), and their quorum failed" in caplog.text
+        await metrics._broker(page := MetricsPage(), running.brokers[0], None)
+        assert page.shown["magnetar_broker_first_copies_lost_total", ()] == before + 3
         slow.held.set()
         async with asyncio.timeout(60):
             await one.send(b"after")
