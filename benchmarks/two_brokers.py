@@ -132,7 +132,10 @@ class Topic:
 
     async def open(self, client: Any, name: str) -> asyncio.Task[None]:
         self._consumer = await client.subscribe(name, "load")
-        self._producers = {mode: await client.create_producer(name, **options) for mode, options in MODES.items()}
+        self._producers = {
+            mode: await client.create_producer(name, max_pending_messages=4 * IN_FLIGHT, **options)
+            for mode, options in MODES.items()
+        }
         return asyncio.create_task(self._consume())
 
     def begin(self, mode: str, in_flight: int) -> None:
@@ -249,7 +252,7 @@ class Loaded:
         self.order("stop")
         took = at1 - at
         cpu = [b - a for a, b in zip(brokers, brokers1, strict=True)]
-        got = [(b["received"] - a.get("received", 0)) / (b["at"] - a["at"])
+        got = [(b.get("received", 0) - a.get("received", 0)) / (b["at"] - a["at"])
                for a, b in zip(counts, counts1, strict=True)]  # fmt: skip
         return Turn(
             sum(got), sum(cpu) / took / max(1e-9, sum(got)) * 1e6, [each / took / SHARE for each in cpu],
@@ -338,7 +341,7 @@ def _medians(rounds: list[list[float]]) -> list[float]:
 def _summary(turns: dict[str, dict[int, list[Turn]]], placed: list[dict[str, Any]]) -> Run:
     every = [turn for found in turns.values() for each in found.values() for turn in each]
     ratios = {
-        mode: statistics.median(b.rate / a.rate for a, b in zip(found[1], found[2], strict=True))
+        mode: statistics.median(b.rate / max(1e-9, a.rate) for a, b in zip(found[1], found[2], strict=True))
         for mode, found in turns.items()
     }
     detail: dict[str, Any] = {mode: {"ratio": round(ratios[mode], 3)} for mode in turns}
