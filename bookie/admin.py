@@ -441,6 +441,8 @@ def _done(done: GarbageResult) -> JsonObject:
         "bytesFreed": done.bytes_freed,
         "bytesMoved": done.bytes_moved,
         "badRecords": done.bad_records,
+        "surplus": done.surplus,
+        "dropped": done.dropped,
     }
 
 

@@ -160,7 +160,7 @@ class LedgersDirectory:
         self.collector = GarbageCollector(
             store, clock, owner.metadata, identity.instance, GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy,
             self.schedule, lambda: self.upkeep.state is not DiskState.TIGHT, lambda: self.upkeep.state.is_read_only,
-            owner.went_back, owner.compare_metadata, self.labels.run_pass,
+            owner.went_back, owner.compare_metadata, self.labels.run_pass, identity.uuid_text,
         )  # fmt: skip
         self.limbo = LimboRestorer(
             world, store, identity.uuid_text, owner.metadata, config.limbo_pause_s, owner.register, self.is_own

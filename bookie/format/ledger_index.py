@@ -7,7 +7,7 @@
 50 bytes, big-endian.
 | type | ledger | flags | key | lac | last |
 |---|---|---|---|---|---|
-| 1 LEDGER | id | 1: fenced | master key | largest LAC known, -1: none | largest entry stored, -1: none |
+| 1 LEDGER | id | 1: fenced; 2: dropped copies | key | largest LAC known, -1: none | largest entry stored, -1: none |
 | 2 TOMBSTONE | first of an interval | 0 | zeros | 0 | last of the interval |
 | 3 QUARANTINED | id | 0 | zeros | first entry of an interval | last: the only local copies are damaged |
 | 4 MENDED | id | 0 | zeros | first entry of an interval | last: good copies of these are in the log again |
@@ -15,7 +15,8 @@
 | 6 DRAINED | a log's number | 0 | zeros | 0 | 0: all that lives of this log was copied, the log may go |
 
 Later records of a ledger replace earlier ones; a tombstone removes the ledgers of its interval, also from quarantine.
-Limbo fences all ledgers up to its id for ever, also after it was left. Appended at every
+Limbo fences all ledgers up to its id for ever, also after it was left. An older Magnetar ignores the flag 2, and loses
+it when it writes the ledger again. Appended at every
 checkpoint (also one without entries) and synced; rewritten as the next generation when most of it is outdated. Which
 generation counts and how far is in the mark (format/mark.py): damage before that end is damage in durable data (file
 and offset), what is after belongs to an unfinished checkpoint and is cut. Because all records are equally long, a
@@ -44,6 +45,7 @@ _BODY = struct.Struct(">BqB20sqq")
 _CRC = struct.Struct(">I")
 LEDGER_RECORD_BYTES = _CRC.size + _BODY.size
 _SET = 1
+_DROPPED = 2
 _NO_KEY = bytes(LEDGER_KEY_BYTES)
 
 
@@ -60,13 +62,15 @@ class LedgerIndexRecordKind(enum.IntEnum):
 
 class LedgerState(NamedTuple):
     """The record of a ledger in the ledger index: whether the ledger is fenced, its master key (20 bytes), its largest
-    known last-add-confirmed (LAC; -1: none), and the largest entry id stored here (-1: none)."""
+    known last-add-confirmed (LAC; -1: none), and the largest entry id stored here (-1: none). `dropped`: copies of it
+    were dropped here, because its record in the metadata names other bookies (bookie/maintenance/garbage.py)."""
 
     ledger: int
     fenced: bool
     key: bytes
     lac: int
     last: int
+    dropped: bool = False
 
     def __repr__(self) -> str:
         """Returns a text without the master key, because a repr may be logged."""
@@ -118,18 +122,20 @@ class DrainedEntryLog(NamedTuple):
 LedgerIndexRecord = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedEntryLog
 
 
-def encode_ledger_record(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
+def encode_ledger_record(
+    ledger: int, fenced: bool, key: bytes, lac: int, last: int, dropped: bool = False
+) -> bytes:  # fmt: skip
     """Encodes the record of a ledger in the ledger index and returns its 50 bytes. The fields are those of
     `LedgerState`."""
-    body = _BODY.pack(1, ledger, _SET if fenced else 0, key, lac, last)
+    body = _BODY.pack(1, ledger, (_SET if fenced else 0) | (_DROPPED if dropped else 0), key, lac, last)
     return _CRC.pack(crc32c(body)) + body
 
 
 def encode_ledger_index_record(record: LedgerIndexRecord) -> bytes:
     """Encodes any record of the ledger index and returns its 50 bytes."""
     match record:
-        case LedgerState(ledger, fenced, key, lac, last):
-            return encode_ledger_record(ledger, fenced, key, lac, last)
+        case LedgerState(ledger, fenced, key, lac, last, dropped):
+            return encode_ledger_record(ledger, fenced, key, lac, last, dropped)
         case Tombstone(first, last):
             body = _BODY.pack(LedgerIndexRecordKind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
         case QuarantinedEntries(ledger, first, last):
@@ -153,7 +159,7 @@ def decode_record_if_intact(data: Buffer, offset: int = 0) -> LedgerIndexRecord 
         return None
     kind, ledger, flags, key, lac, last = _BODY.unpack(body)
     if kind == LedgerIndexRecordKind.LEDGER:
-        return LedgerState(ledger, bool(flags & _SET), key, lac, last)
+        return LedgerState(ledger, bool(flags & _SET), key, lac, last, bool(flags & _DROPPED))
     match kind:
         case LedgerIndexRecordKind.TOMBSTONE:
             return Tombstone(ledger, last)

@@ -18,6 +18,19 @@ the ledgers that it lacks now are deleted (`AcceptedMetadataState`). A later pas
 conditions 1, 2, 5 (with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first
 pass that finds that the metadata was restored or went back since: then an operator is asked again.
 
+A copy is *surplus* when the ledger's record is CLOSED and names other bookies alone: what a repair or a rebalancing
+(repair_core.py, rebalance_core.py) made elsewhere leaves it behind. A pass drops it when
+ 1. the store is not in limbo, and the metadata did not go back (as above);
+ 2. the ledger has no repair mark, and every bookie that its record names is registered, not in limbo, and says of no
+    failed disk that the ledger is on it;
+ 3. that is so in two passes at least `grace_s` apart (`doubt_s`: as above);
+ 4. it is so once more while the store admits no add to the ledger, and says that it holds nothing of it
+    (`Store.dropping`). A worker marks a ledger before it asks what a bookie holds, and names the bookie before it takes
+    the mark away: so no copy goes that a record is about to name;
+ 5. that copies were dropped is durable (`Store.record_dropped_copies`): a miss is UNKNOWN, and no vote to end a ledger.
+Key and fence of the ledger stay, and the bookie takes copies of it again: there is no tombstone. What lives of it in a
+log goes when that log is deleted or compacted. A pass reads `SURPLUS_READS_PER_PASS` records, in turn.
+
 Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
 logs are moved together (store/entrylog/compaction.py). Any error ends the pass and deletes nothing.
 
@@ -34,9 +47,10 @@ restarted more often than that (schedule).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -44,7 +58,7 @@ from pyroaring import BitMap64
 
 from ...ledger import client as deletions
 from ...metadata import paths, records
-from ...metadata.store import MetadataStore, iterate_nodes, parse_ledger_ids
+from ...metadata.store import UNREADABLE_RECORDS, MetadataStore, iterate_nodes, parse_ledger_ids
 from ...proto.errors import Busy, MagnetarError, NewerFormat, Unavailable
 from ...runtime.clock import Clock
 from ...runtime.files import join_path
@@ -175,6 +189,8 @@ DOUBTFUL_DELETIONS_SHARE = 0.5
 DOUBTFUL_DELETIONS_MIN = 10
 """DOUBTFUL_DELETIONS_SHARE applies from this number of deleted ledgers on: of few ledgers any number is a large
 share."""
+SURPLUS_READS_PER_PASS = 20_000
+"""The largest number of ledgers of which one pass reads the records to find surplus copies: some seconds in all."""
 LOGGED_LEDGERS_MAX = 5
 """The largest number of unexplained ledgers that a log message names."""
 _READS_MAX = 64
@@ -244,6 +260,8 @@ class GarbageResult(NamedTuple):
     bytes_freed: int  # of the files that went
     bytes_moved: int
     bad_records: int  # found while moving: quarantined
+    surplus: int = 0  # ledgers with copies here that no record names, and that are not dropped yet
+    dropped: int = 0  # … that were dropped; their bytes go when their logs go
 
 
 class AcceptedMetadataState(NamedTuple):
@@ -272,7 +290,8 @@ class GarbageCollector:
 
     `went_back` returns how often the metadata was found to have lost something that this process stored in it. If that
     happened, no data is deleted until an operator accepts the metadata, or until a restart. `compare_metadata` looks
-    for such a loss now. `update_labels` is a part of each pass (labels.py).
+    for such a loss now. `update_labels` is a part of each pass (labels.py). `bookie`: the id of the bookie, by which
+    its surplus copies are found; "": none is looked for.
 
     While `disk_is_full` returns True, each pass compacts every log from which space can be freed
     (`CompactionPolicy.full_share`). Otherwise a bookie with half-dead logs would stay read-only until the next major
@@ -283,9 +302,13 @@ class GarbageCollector:
         policy: CompactionPolicy, schedule: CompactionSchedule, may_compact_major: Callable[[], bool] = lambda: True,
         disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], int] = lambda: 0,
         compare_metadata: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
-        update_labels: UpdateLabels = update_no_labels,
+        update_labels: UpdateLabels = update_no_labels, bookie: str = "",
     ) -> None:  # fmt: skip
         self._store = store
+        self._bookie = bookie
+        self._surplus: dict[int, _Seen] = {}  # ledger: since when no record names the copies here
+        self._looked_upto = -1  # the last ledger of which a pass read the record, for that
+        self._dropped = BitMap64()  # ledgers of which copies were dropped since the start
         self._clock = clock
         self._metadata = metadata
         self._instance = instance
@@ -342,16 +365,23 @@ class GarbageCollector:
             self._refused = refused
             await self._update_labels(self._local(), self._deleted, self._store.descriptors.tombstones)
             policy = self._policy.full_disk_policy() if self._disk_is_full() else self._policy
-            done = await self._store.compactor.run_compaction(
-                policy if minor or major else None, major=major, roll=roll,
-                on_progress=lambda *numbers: on_progress(GarbageProgress(*numbers)),
-            )  # fmt: skip
+            surplus = await self._find_droppable()
+            try:
+                dropped = await self._begin_dropping(surplus)
+                done = await self._store.compactor.run_compaction(
+                    policy if minor or major else None, major=major, roll=roll,
+                    on_progress=lambda *numbers: on_progress(GarbageProgress(*numbers)),
+                )  # fmt: skip
+            finally:
+                self._store.dropping.clear()
             if dead or done.deleted or done.compacted:
                 _LOG.info(
                     "deleted %d ledgers, deleted %d and compacted %d entry logs: %d bytes freed, %d moved",
                     len(dead), len(done.deleted), len(done.compacted), done.bytes_freed, done.bytes_moved,
                 )  # fmt: skip
-            return GarbageResult(len(self._suspects), self._grace_ends_ms(), refused, dead, *done)
+            return GarbageResult(
+                len(self._suspects), self._grace_ends_ms(), refused, dead, *done, len(self._surplus), dropped
+            )  # fmt: skip
         finally:
             self._running = False
 
@@ -359,6 +389,7 @@ class GarbageCollector:
         return {
             "gc_running": int(self._running), "gc_refused": int(self.refusal is not None),
             "gc_doubtful": len(self._doubtful), "gc_unexplained": len(self._unexplained),
+            "gc_surplus": len(self._surplus), "gc_dropped": len(self._dropped),
         }  # fmt: skip
 
     async def run_forever(self) -> None:
@@ -475,6 +506,84 @@ class GarbageCollector:
         self._unexplained = unexplained
         return refused
 
+    # ------------------------------------------------------------------------------------ surplus copies
+    async def _find_droppable(self) -> BitMap64:
+        """Returns the ledgers whose copies here have been surplus for the grace period. Looks at those that were
+        surplus before, and at the next `SURPLUS_READS_PER_PASS` others."""
+        if not self._bookie or self._store.descriptors.limbo_upto >= 0 or self._has_gone_back():
+            self._surplus = {}
+            return BitMap64()
+        here = self._in_logs()
+        now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
+        looked = self._next_to_look_at(here) | (BitMap64(self._surplus) & here)
+        found = await self._select_surplus(looked)
+        self._surplus = {ledger: self._surplus_since(ledger, now) for ledger in found}
+        doubtful = len(found) >= DOUBTFUL_DELETIONS_MIN and len(found) > DOUBTFUL_DELETIONS_SHARE * len(here)
+        grace_s = max(self._patience) if doubtful else self._patience.grace_s
+        return BitMap64(ledger for ledger, since in self._surplus.items() if now.is_after(since, grace_s))
+
+    async def _begin_dropping(self, surplus: BitMap64) -> int:
+        """Lets the next compaction remove the copies of those ledgers of `surplus` that are still surplus. Returns how
+        many ledgers that are."""
+        if not surplus:
+            return 0
+        dropping = self._store.dropping
+        dropping.update(surplus)
+        still = await self._select_surplus(surplus)
+        dropping.intersection_update(still)
+        await self._store.record_dropped_copies()
+        new = still - self._dropped
+        if new:
+            _LOG.info("copies of %d ledgers are dropped: other bookies have them", len(new))
+        self._dropped |= still
+        return len(still)
+
+    def _next_to_look_at(self, here: BitMap64) -> BitMap64:
+        """Returns the next ledgers whose records are read; begins again with the lowest after the last one."""
+        later = here.copy()
+        later.remove_range(0, self._looked_upto + 1)
+        some = BitMap64((later or here)[:SURPLUS_READS_PER_PASS])
+        self._looked_upto = some.max() if some and len(later) > SURPLUS_READS_PER_PASS else -1
+        return some
+
+    def _in_logs(self) -> BitMap64:
+        """Returns the ledgers with entries in logs that this store knows, without those that were deleted."""
+        index, descriptors = self._store.index, self._store.descriptors
+        found = BitMap64()
+        for number in index.log_numbers():
+            found |= index.ledgers_of_log(number)
+        return found & descriptors.ledger_ids()
+
+    async def _select_surplus(self, ledgers: BitMap64) -> BitMap64:
+        """Returns those of `ledgers` whose copies here are surplus now, by conditions 1 and 2. The mark of a ledger is
+        read before its record."""
+        metadata, wanted = self._metadata(), list(ledgers)
+        bookies = await metadata.read_nodes(paths.AVAILABLE_BOOKIES) if wanted else {}
+        there = dict[str, records.BookieRecord]()
+        for name, node in bookies.items():
+            with contextlib.suppress(records.DamagedRecord):
+                there[name] = records.decode_record(node.value, records.BookieRecord, paths.bookie(name))
+        found = BitMap64()
+        for at in range(0, len(wanted), _READS_MAX):
+            some = [f"{ledger:020d}" for ledger in wanted[at : at + _READS_MAX]]
+            marked = await metadata.read_nodes(paths.UNDER_REPLICATED_LEDGERS, some)
+            for name, node in (await metadata.read_nodes(paths.LEDGERS, some)).items():
+                path = f"{paths.LEDGERS}/{name}"
+                try:
+                    record = records.decode_record(node.value, records.LedgerRecord, path)
+                except records.DamagedRecord as error:
+                    UNREADABLE_RECORDS.record_unreadable(path, error)
+                    continue
+                if name not in marked and is_surplus(record, self._bookie, there):
+                    found.add(record.ledger_id)
+        if self._store.descriptors.limbo_upto >= 0 or self._has_gone_back():
+            return BitMap64()
+        return found
+
+    def _surplus_since(self, ledger: int, now: _Seen) -> _Seen:
+        since = self._surplus.get(ledger, now)
+        return since if since.wall_ms <= now.wall_ms else now
+
     def _local(self) -> BitMap64:
         """Returns the ids of all ledgers of this bookie that have no tombstone, including those of which only entries
         in logs are left."""
@@ -499,6 +608,15 @@ class GarbageCollector:
         record = records.decode_record(found.value, records.ClusterRecord, paths.CLUSTER)
         if record.instance != self._instance:
             raise ValueError(f"the metadata is of cluster {record.instance}, not {self._instance}: nothing is deleted")
+
+
+def is_surplus(record: records.LedgerRecord, bookie: str, there: Mapping[str, records.BookieRecord]) -> bool:
+    """Returns whether the copies of a ledger at `bookie` are surplus: the ledger is CLOSED, its record names other
+    bookies alone, and each of them is registered (`there`) and may have its copies."""
+    named = {each for fragment in record.fragments for each in fragment.bookies}
+    if record.state != records.CLOSED or bookie in named:
+        return False
+    return all(each in there and not there[each].limbo and not there[each].has_lost(record.ledger_id) for each in named)
 
 
 async def _select_missing(metadata: MetadataStore, local: BitMap64) -> BitMap64:

@@ -300,9 +300,10 @@ _CLEAN_MAX = 4096
 class LedgerDescriptor:
     """What a bookie knows of a ledger besides its entries: the key, whether it is fenced, its last-add-confirmed (LAC;
     -1: unknown), and the id of its last entry (-1: none). `key_synced` and `fence_synced`: whether key and fence are
-    durable."""
+    durable. `dropped`: copies of entries up to `last` were dropped here, as its record names other bookies: a miss of
+    them is UNKNOWN."""
 
-    __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
+    __slots__ = ("dropped", "fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
     def __init__(self, ledger: int, key: bytes) -> None:
         self.ledger = ledger
@@ -312,6 +313,7 @@ class LedgerDescriptor:
         self.fence_synced = False
         self.lac = -1
         self.last = -1
+        self.dropped = False
 
     @classmethod
     def from_state(cls, state: LedgerState) -> LedgerDescriptor:
@@ -319,7 +321,7 @@ class LedgerDescriptor:
         found = cls(state.ledger, state.key)
         found.key_synced = True
         found.fenced = found.fence_synced = state.fenced
-        found.lac, found.last = state.lac, state.last
+        found.lac, found.last, found.dropped = state.lac, state.last, state.dropped
         return found
 
     def has_key(self, key: bytes) -> bool:
@@ -358,7 +360,9 @@ class PendingIndexChanges(NamedTuple):
             found = self.settling[ledger]
             if not found.key_synced or (found.fenced and not found.fence_synced):
                 unsynced.append(found)
-            records[ledger] = ledger_index.encode_ledger_record(ledger, found.fenced, found.key, found.lac, found.last)
+            records[ledger] = ledger_index.encode_ledger_record(
+                ledger, found.fenced, found.key, found.lac, found.last, found.dropped
+            )  # fmt: skip
         table = self.table.with_ledger_records(records) if records else self.table
         if everything:
             statements = list(map(ledger_index.encode_ledger_index_record, self.facts.list_facts()))
@@ -424,6 +428,13 @@ class LedgerDescriptors(StateLog):
         descriptor = self.dirty_ledgers[ledger] = LedgerDescriptor(ledger, key)
         self._ids.add(ledger)
         return descriptor
+
+    def may_be_elsewhere(self, ledger: int, entry: int) -> bool:
+        """Returns whether an entry that is not found here may exist all the same: its copy is quarantined, or was
+        dropped."""
+        descriptor = self.get(ledger)
+        was_dropped = descriptor is not None and descriptor.dropped and entry <= descriptor.last
+        return was_dropped or self.is_quarantined(ledger, entry)
 
     def mark_changed(self, descriptor: LedgerDescriptor) -> None:
         """Marks the descriptor as changed, so that the next checkpoint writes it."""

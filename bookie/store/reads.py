@@ -32,7 +32,7 @@ import logging
 from asyncio import Future, wait
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -161,8 +161,8 @@ async def _load(
 # The lookup takes memory first and the index next. A flush moves entries from memory to the index, and after a
 # compaction the index is read again (`EntryLogIndex.generation`), so no entry is missed. Extents without gaps cost a
 # read of their head; those of a striped ledger cost their table. An extent whose table is damaged counts as not held.
-# Quarantined entries are not held, unless memory has them again, which is how they are repaired. Guards:
-# tests/bookie/store/test_held.py.
+# Quarantined entries are not held, unless memory has them again, which is how they are repaired. Nothing of a ledger is
+# held while its copies are being dropped (`Store.dropping`). Guards: tests/bookie/store/test_held.py.
 
 
 class StoredEntryFinder:
@@ -173,7 +173,9 @@ class StoredEntryFinder:
         self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
         worker: Worker,
         sealed: Callable[[], Awaitable[bool]],
+        dropping: Set[int],
     ) -> None:  # fmt: skip
+        self._dropping = dropping
         self._sealed = sealed
         self._descriptors = descriptors
         self._memtable = memtable
@@ -182,11 +184,12 @@ class StoredEntryFinder:
         self._worker = worker
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
-        """Returns which of the entries `first … last` of the ledger are durable here; none if the ledger is deleted.
+        """Returns which of the entries `first … last` of the ledger are durable here; none if the ledger is deleted, or
+        its copies are being dropped.
         Does not read the entries. Leaves out entries that are quarantined, or whose index cannot be read. Waits for the
         journal if some entries are only in memory."""
         while True:
-            if ledger in self._descriptors.tombstones:
+            if ledger in self._descriptors.tombstones or ledger in self._dropping:
                 return IntegerIntervals()
             generation = self._index.generation
             memory = self._in_memory(ledger, first, last)
@@ -210,7 +213,7 @@ class StoredEntryFinder:
             await self._sealed()  # they were enqueued before the look
         for run in self._memtable.refused_runs_of_ledger(ledger):
             found.remove(*run)
-        return found
+        return IntegerIntervals() if ledger in self._dropping else found
 
     def _in_memory(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         found = IntegerIntervals()
@@ -611,7 +614,7 @@ class StoreReader:
         lac = self._lac(ledger)
         if ledger in descriptors.tombstones:
             return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
-        if damaged or self._in_limbo(ledger) or descriptors.is_quarantined(ledger, entry):
+        if damaged or self._in_limbo(ledger) or descriptors.may_be_elsewhere(ledger, entry):
             self.counters["reads_unknown"] += 1
             self.counters["damaged"] += damaged
             return ReadResult(Status.UNKNOWN, [], lac)

@@ -370,6 +370,9 @@ class Store:
         self._fenced: set[int] = set()  # ledgers whose fence is on its way to the disk
         self._lacs: dict[int, int] = {}  # explicit LACs that go out with the next seal
         self._adding: list[tuple[int, Sequence[tuple[int, EntryPieces, int]]]] = []  # ledger and entries, likewise
+        self.dropping: set[int] = set()
+        """Ledgers whose copies a running compaction may remove (bookie/maintenance/garbage.py): no add is admitted to
+        them, and nothing of them is held."""
         self._ending: asyncio.Task[None] | None = None
         self.counters = {
             "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": loaded.replayed_records,
@@ -386,7 +389,7 @@ class Store:
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
         self._held = StoredEntryFinder(
-            self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_group_and_wait
+            self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_group_and_wait, self.dropping
         )
         self._journal = Journal(
             replace(world, files=journal.files), journal.directory, uuid, workers.journal, workers.flush,
@@ -409,7 +412,8 @@ class Store:
         self.compactor = EntryLogCompactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
-            log_bytes_max=config.log_bytes_max, settle=self._tombstones.write_pending_tombstones,
+            dropping=self.dropping, log_bytes_max=config.log_bytes_max,
+            settle=self._tombstones.write_pending_tombstones,
             with_room=self.room.run_and_retry_with_reserve,
             forget=self._reads.close_log, on_bad=ports.on_bad,
         )  # fmt: skip
@@ -516,12 +520,13 @@ class Store:
 
         NO_SUCH_LEDGER: the ledger is unknown here, and its key must be read from the metadata first. UNAUTHORIZED: the
         ledger has another key. FENCED: the ledger is deleted, or is fenced and `recovery` is False. BUSY: memory or the
-        journal's queue is full. READ_ONLY: the disk of the directory has failed.
+        journal's queue is full. READ_ONLY: the disk of the directory has failed, or the ledger is in
+        `dropping`.
 
         `entries` are (entry id, stored entry, size in bytes), verified by the caller; `size` is the sum of the sizes,
         `lac` the largest last-add-confirmed (LAC) among them. The bounds are checked once, so one request may exceed
         them."""
-        if self._isolated is not None and self._isolated.failure is not None:
+        if (self._isolated is not None and self._isolated.failure is not None) or ledger in self.dropping:
             return Status.READ_ONLY
         dirty, memtable, journal = self.descriptors.dirty_ledgers, self.memtable, self._journal
         descriptor = dirty.get(ledger) or self.descriptors.get(ledger)
@@ -759,6 +764,17 @@ class Store:
         only then may the data of these ledgers be deleted (§2.6). Returns False if the journal had no room; then some
         of the ledgers may have no tombstone, and the caller must call this again."""
         return await self._tombstones.write(ledgers)
+
+    async def record_dropped_copies(self) -> None:
+        """Records durably that copies of the ledgers in `dropping` were dropped here, so that a miss of one of their
+        entries is UNKNOWN from now on, also after a restart: only then may their entries be removed. Their keys and
+        fences stay. Raises NoSpace: then the ledgers must leave `dropping`."""
+        found = [each for ledger in sorted(self.dropping) if (each := self.descriptors.get(ledger)) is not None]
+        for descriptor in found:
+            if not descriptor.dropped:
+                descriptor.dropped = True
+                self.descriptors.mark_changed(descriptor)
+        await self.checkpoint()
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:

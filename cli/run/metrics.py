@@ -233,7 +233,7 @@ BOOKIE_GAUGES = frozenset({
     "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes", "reads_waiting_bytes",
     "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_reads_bytes",
     "directories", "directories_failed", "directories_writable", "disk_total_bytes",
-    "gc_doubtful", "gc_refused", "gc_running", "gc_unexplained",
+    "gc_doubtful", "gc_refused", "gc_running", "gc_surplus", "gc_unexplained",
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
     "journal_queued_bytes", "journal_queued_records", "labels_missing", "ledgers", "limbo", "limbo_blocked_ledgers",
     "limbo_ledgers", "limbo_ledgers_done", "limbo_upto", "memtable_bytes", "quarantined", "read_cache_bytes",

@@ -126,6 +126,13 @@ def _collection() -> Iterator[Row]:
         place(GarbageCollector),
     )
     yield Row(
+        "it is a copy that no record names any more (surplus): it was made again elsewhere",
+        "the ledger is closed and has no repair mark, and all bookies that its record names are there, in two passes "
+        "at least `gc_grace_s` apart (`gc_doubt_s`: as above)",
+        "gc_grace_s, gc_doubt_s",
+        place(GarbageCollector),
+    )
+    yield Row(
         "its tombstone is not durable in the journal",
         "the journal has synced the tombstone",
         "",

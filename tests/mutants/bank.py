@@ -46,6 +46,7 @@ _PATIENCE = "tests/runtime/tcp/test_patience.py"
 _PEERS = "tests/runtime/peer/test_peers.py"
 _PENDING = "tests/broker/subscription/core/test_pending_acks.py"
 _FAIR = "tests/broker/subscription/core/test_fair_shared.py"
+_SURPLUS = "tests/bookie/maintenance/test_surplus.py"
 _DISKS = "tests/bookie/test_several_disks.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/test_service.py", "tests/bookie/store/test_checkpoint.py"
 _SPLIT = (
@@ -252,6 +253,11 @@ def _processes() -> Iterator[Mutant]:
          f"{_DISKS}::test_nothing_of_a_directory_changes_after_its_first_failed_sync", "as M27c"),
         ("M27e", bookies.failed_disk_takes_adds, DIRECTED, "15",
          f"{_DISKS}::test_a_failing_disk_takes_its_ledgers_and_not_the_bookie", "as M27c"),
+        ("M27f", bookies.drops_without_a_second_look, DIRECTED, "21",
+         f"{_SURPLUS}::test_a_worker_that_comes_before_nothing_is_held_keeps_the_copies",
+         "seeds move no copies off a living bookie"),
+        ("M27g", bookies.dropping_is_not_recorded, DIRECTED, "17",
+         f"{_SURPLUS}::test_a_bookie_that_dropped_copies_is_no_vote_keeps_the_fence_and_takes_them_again", "as M27f"),
         ("M28", brokers.sequence_at_push, DIRECTED, "32",
          "tests/broker/topic/test_dedup.py tests/broker/topic/test_producer.py",
          "420 seeds of a cluster did not meet it: a resend has to overtake a write that then fails"),

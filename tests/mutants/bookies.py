@@ -8,6 +8,7 @@ from pyroaring import BitMap64
 
 from magnetar.bookie.adds import AddRequestHandler, VerifiedAddRequest
 from magnetar.bookie.maintenance import garbage
+from magnetar.bookie.maintenance.garbage import GarbageCollector
 from magnetar.bookie.maintenance.restore import LedgerCopyRestorer
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.store import directories, identity
@@ -215,6 +216,27 @@ def failed_disk_takes_adds(stack: Stack) -> None:
             self._isolated = isolated
 
     put(stack, Store, "add_entries", add)
+
+
+def drops_without_a_second_look(stack: Stack) -> None:
+    """M27f: surplus copies are dropped without a second look: a repair that asked in between names the bookie."""
+
+    async def begin(self: GarbageCollector, surplus: BitMap64) -> int:
+        self._store.dropping.update(surplus)
+        if surplus:
+            await self._store.record_dropped_copies()
+        return len(surplus)
+
+    put(stack, GarbageCollector, "_begin_dropping", begin)
+
+
+def dropping_is_not_recorded(stack: Stack) -> None:
+    """M27g: a bookie does not record that it dropped copies: it votes that their entries never existed."""
+
+    async def nothing(self: Store) -> None:
+        """Records nothing."""
+
+    put(stack, Store, "record_dropped_copies", nothing)
 
 
 def empty_disk_is_healthy(stack: Stack) -> None:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import NamedTuple
 
 from ....runtime.clock import Clock
@@ -110,13 +110,14 @@ class CompactionThrottle:
 class EntryLogCompactor:
     """Compacts the entry logs of a store. `hot` is the log's writer that checkpoints use, `cold` the one that gets the
     moved entries. Calls `settle` to make tombstones durable, and `forget` to close the open files of a log that is
-    removed. Calls `with_room` to run an action; if the disk has no room, `with_room` gives up the disk reserve and runs
+    removed. Entries of the ledgers in `dropping` do not live (`Store.dropping`). Calls
+    `with_room` to run an action; if the disk has no room, `with_room` gives up the disk reserve and runs
     the action again. Calls `on_bad` after damaged entries were found and quarantined."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
         checkpoint: Checkpoint, hot: EntryLogWriter, cold: EntryLogWriter, descriptors: LedgerDescriptors,
-        log_bytes_max: int,
+        dropping: Set[int], log_bytes_max: int,
         settle: Callable[[], Awaitable[None]], with_room: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         forget: Callable[[int], Awaitable[None]], on_bad: Callable[[], None],
     ) -> None:  # fmt: skip
@@ -129,6 +130,7 @@ class EntryLogCompactor:
         self._hot = hot
         self._cold = cold
         self._descriptors = descriptors
+        self._dropping = dropping
         self._log_bytes_max = log_bytes_max
         self._settle = settle
         self._with_room = with_room
@@ -146,7 +148,7 @@ class EntryLogCompactor:
     async def list_log_usage(self) -> list[EntryLogUsage]:
         """Returns how much of each entry log is live, in ascending order of log numbers. Leaves out logs that are
         drained, made meanwhile or removed meanwhile. Raises OSError if the directory cannot be listed."""
-        deleted = DeletedLedgers(self._descriptors.tombstones)
+        deleted = DeletedLedgers(self._descriptors.tombstones, self._dropping)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[EntryLogUsage] = []
         for number in await self._worker.run(log_files.list_entry_log_numbers, self._files, self._directory):
@@ -300,7 +302,7 @@ class EntryLogCompactor:
 
     async def _move(self, numbers: list[int], throttle: CompactionThrottle, move: _Move) -> None:
         began = self._clock.monotonic()
-        deleted = DeletedLedgers(self._descriptors.tombstones)
+        deleted = DeletedLedgers(self._descriptors.tombstones, self._dropping)
         mover = EntryMover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
         try:
             while await self._worker.run(mover.list_more_extents):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from heapq import nlargest
 from typing import NamedTuple
 
@@ -207,16 +207,18 @@ def group_logs_to_move(
 _CANDIDATES_MAX = 1 << 14
 
 class DeletedLedgers:
-    """A copy of the set of deleted ledger ids (tombstones), for use in another thread."""
+    """A copy of the set of ledger ids whose entries may go, for use in another thread: the deleted ones (tombstones),
+    and those whose copies are being dropped."""
 
-    def __init__(self, tombstones: IntegerIntervals) -> None:
+    def __init__(self, tombstones: IntegerIntervals, dropping: Set[int] = frozenset()) -> None:
         pairs = list(tombstones)
+        self._dropping = frozenset(dropping)
         self._firsts = [first for first, _ in pairs]
         self._lasts = [last for _, last in pairs]
 
     def __contains__(self, ledger: int) -> bool:
         at = bisect_right(self._firsts, ledger) - 1
-        return at >= 0 and ledger <= self._lasts[at]
+        return (at >= 0 and ledger <= self._lasts[at]) or ledger in self._dropping
 
 
 class LogUsageCounter:
