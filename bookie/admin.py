@@ -42,6 +42,10 @@ The verbs about ledgers and their copies, which any bookie answers (`RepairAdmin
 | bookies | – | all that are registered, have a cookie, depart or are named by a ledger; how many ledgers name each |
 | depart | bookie, dead, forget, cancel | {"bookie", …}: everything moves off it; Busy: `dead`, and it is registered |
 | departure | bookie | what is still on it: ledgers, how many of them are marked, about how many bytes |
+| rebalance-plan | share, group | what a rebalancing would move, and how long it would take; changes nothing |
+| rebalance | share, group | the same, ordered; Busy: another one is under way; NotAllowed: it cannot help |
+| rebalance-stop | – | the order as it is then |
+| rebalance-status | – | the latest order and how far it is; {} if there never was one |
 
 Each answer is read from the metadata when it is asked for, with `READS_AT_ONCE` reads at a time. A list of a million
 ledgers takes minutes, so the caller gives it a limit. A verb that changes something changes one record, which the
@@ -67,12 +71,34 @@ from ..metadata.records import (
     CookieRecord,
     DepartingRecord,
     LedgerRecord,
+    RacksRecord,
+    RebalanceRecord,
     RepairWorkerRecord,
     UnderReplicatedRecord,
+    encode_record,
     get_written_format,
 )
-from ..metadata.store import ANY_VERSION, MetadataStore, get_record, iterate_nodes, parse_ledger_ids, put_record
-from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, MagnetarError, NotFound, Unauthorized, Unavailable
+from ..metadata.store import (
+    ANY_VERSION,
+    NODE_ABSENT,
+    MetadataStore,
+    get_record,
+    iterate_nodes,
+    parse_ledger_ids,
+    put_record,
+    update_record,
+)
+from ..proto.errors import (
+    BadVersion,
+    Busy,
+    InvalidRequest,
+    LedgerNotFound,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
 from ..proto.versions import PRODUCT
 from ..runtime.access import LOCAL_PRINCIPAL, Principal, PrincipalKind
 from ..runtime.clock import Clock
@@ -84,7 +110,10 @@ from .directory import LedgersDirectory
 from .format.journal import DamagedFile
 from .maintenance import marks
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
+from .maintenance.rebalance import count_moves, make_plan, make_rebalance_order
+from .maintenance.rebalance_core import RebalanceEnd, estimate_copy_bytes
 from .maintenance.repair_core import REASONS_BOOKIE_GONE, list_bookies_of_ledger
+from .maintenance.repair_worker import RepairConfig
 from .registration import DiskState
 from .store.disk import NoSpace
 from .store.entrylog.mover import EntryLogPlan
@@ -96,7 +125,7 @@ LOOKUPS_PER_ANSWER_MAX = 2000
 SHOWN_LEDGERS_MAX = 1000
 """The largest number of ledgers in limbo that an answer names."""
 
-CHANGING_VERBS = frozenset({"gc-start", "accept-loss", "repair-enable", "depart"})
+CHANGING_VERBS = frozenset({"gc-start", "accept-loss", "repair-enable", "depart", "rebalance", "rebalance-stop"})
 """Verbs that change something. If no keys identify the callers, these verbs are Unauthorized from another machine."""
 
 ADMINISTRATOR_ROLES = ("broker", "operator")
@@ -502,6 +531,10 @@ class RepairAdmin:
             "bookies": self._bookies,
             "depart": self._depart,
             "departure": self._departure,
+            "rebalance-plan": self._rebalance_plan,
+            "rebalance": self._rebalance,
+            "rebalance-stop": self._rebalance_stop,
+            "rebalance-status": self._rebalance_status,
         }
 
     # ------------------------------------------------------------------------------ ledgers
@@ -538,7 +571,7 @@ class RepairAdmin:
 
     async def _under_replicated(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("limit",))
-        ids = await marks.list_ledger_ids(self._session(), paths.UNDER_REPLICATED_LEDGERS)
+        ids = await self._unmoved(await marks.list_ledger_ids(self._session(), paths.UNDER_REPLICATED_LEDGERS))
         found = await self._marks(ids[: _number(options, "limit", LISTED_DEFAULT)])
         now_ms = self._clock.wall_ms()
         return {"ledgers": [_mark(each, now_ms) for each in found], "count": len(ids)}
@@ -549,7 +582,7 @@ class RepairAdmin:
         store = self._session()
         auditor = await get_record(store, paths.REPAIR_AUDITOR, AuditorRecord)
         workers = await marks.list_records(store, paths.REPAIR_WORKERS, RepairWorkerRecord)
-        ids = await marks.list_ledger_ids(store, paths.UNDER_REPLICATED_LEDGERS)
+        ids = await self._unmoved(await marks.list_ledger_ids(store, paths.UNDER_REPLICATED_LEDGERS))
         found = await self._marks(ids[:SAMPLED_MARKS_MAX])
         left = await self._bytes_left(found) * max(len(ids), 1) // max(len(found), 1)
         ages_ms = self._ages.measure_ages(workers)
@@ -645,13 +678,99 @@ class RepairAdmin:
             "ledgers": len(on_it),
             "marked": len(still),
             "open": sum(record.state != CLOSED for record in on_it),
-            "bytesLeft": sum(_share(record, {bookie}) for record in on_it),
+            "bytesLeft": sum(estimate_copy_bytes(record, {bookie}) for record in on_it),
             "takers": len(takers),
             "nowhere": sum(_lacks_taker(record, bookie, takers) for record in on_it),
             "stuck": dict(Counter(each.stuck for each in stuck)),
             "known": await store.get(paths.cookie(bookie)) is not None,
             "registered": await store.get(paths.bookie(bookie)) is not None,
         }
+
+    # ------------------------------------------------------------------------------ rebalancing
+    async def _rebalance_plan(self, options: VerbOptions) -> JsonObject:
+        return (await self._plan_rebalance(options))[1]
+
+    async def _plan_rebalance(self, options: VerbOptions) -> tuple[RebalanceRecord, JsonObject]:
+        """Returns (a new order, what it would move). Raises InvalidRequest for a share that is none, NotFound if no
+        bookie is of the group."""
+        check_option_names(options, ("share", "group"))
+        share, group = _share_option(options), _text(options, "group")
+        store = self._session()
+        there = await marks.list_registered_bookies(store)
+        if group and all(each.group != group for each in there.values()):
+            raise NotFound(f"no registered bookie is of the group {group!r}; 'magnetar bookies list' shows them")
+        before = await get_record(store, paths.REBALANCE, RebalanceRecord)
+        order = make_rebalance_order(share, group, there, None if before is None else before[0], self._clock.wall_ms())
+        racks = await get_record(store, paths.RACKS, RacksRecord)
+        assigned = {} if racks is None else racks[0].racks
+        plan = await make_plan(store, order, lambda bookie: assigned.get(bookie) or there[bookie].rack)
+        full, used = plan.full_bookies, {bookie: load.share for bookie, load in plan.loads.items()}
+        ledgers, size, moves = await count_moves(store, plan)
+        rate = RepairConfig().bytes_per_s * max(1, len(there))
+        answer: JsonObject = {
+            "share": share, "group": group, "full": full, "ledgers": ledgers, "bytes": size,
+            "seconds": -(-size // rate), "reached": not plan.full_bookies,
+            "bookies": [
+                {
+                    "id": bookie, "used": round(used[bookie], 4), "after": round(load.share, 4),
+                    "bytesOut": sum(move.bytes for move in moves if move.source == bookie),
+                    "bytesIn": sum(move.bytes for move in moves if move.target == bookie),
+                }
+                for bookie, load in sorted(plan.loads.items())
+            ],
+        }  # fmt: skip
+        return msgspec.structs.replace(order, planned_ledgers=ledgers, planned_bytes=size), answer
+
+    async def _rebalance(self, options: VerbOptions) -> JsonObject:
+        store = self._session()
+        before = await get_record(store, paths.REBALANCE, RebalanceRecord)
+        if before is not None and not before[0].ended_ms:
+            raise Busy(
+                f"a rebalancing to {before[0].share:g} is under way; 'magnetar bookies rebalance --status' shows it, "
+                "'--stop' ends it"
+            )
+        if not await marks.is_repair_enabled(store):
+            raise NotAllowed("auto-recovery is off, which moves the copies: 'magnetar repair enable' first")
+        order, answer = await self._plan_rebalance(options)
+        if not answer["full"]:
+            raise NotAllowed(f"no bookie uses more than {100 * order.share:g} % of its disk: nothing is to be moved")
+        if not order.planned_ledgers:
+            raise NotAllowed(
+                "no copy can be moved: the bookies that take copies are too full themselves, have the same ledgers "
+                "already, or are of other groups or racks; or what fills the disks is of open ledgers. Add a bookie"
+            )
+        version = NODE_ABSENT if before is None else before[1]
+        try:
+            await store.put(paths.REBALANCE, encode_record(order, paths.REBALANCE), version)
+        except BadVersion:
+            raise Busy("another rebalancing was ordered at the same moment") from None
+        return answer
+
+    async def _rebalance_stop(self, options: VerbOptions) -> JsonObject:
+        check_option_names(options, ())
+        now_ms = self._clock.wall_ms()
+
+        def stop(record: RebalanceRecord | None) -> RebalanceRecord:
+            if record is None:
+                raise NotFound("no rebalancing was ever ordered")
+            if record.ended_ms:
+                return record
+            return msgspec.structs.replace(record, ended_ms=now_ms, end=RebalanceEnd.STOPPED.value)
+
+        found = await update_record(self._session(), paths.REBALANCE, RebalanceRecord, stop)
+        assert found is not None, "there is an order"
+        return _rebalancing(found[0])
+
+    async def _rebalance_status(self, options: VerbOptions) -> JsonObject:
+        check_option_names(options, ())
+        found = await get_record(self._session(), paths.REBALANCE, RebalanceRecord)
+        return {} if found is None else _rebalancing(found[0])
+
+    async def _unmoved(self, ledgers: Sequence[int]) -> list[int]:
+        """Returns those of the marked `ledgers` of which copies are missing: not those whose copies only move."""
+        found = await get_record(self._session(), paths.REBALANCE, RebalanceRecord)
+        moving = set() if found is None else set(map(int, found[0].moves))
+        return [ledger for ledger in ledgers if ledger not in moving]
 
     # ------------------------------------------------------------------------------ reading
     async def _records_on(self, bookie: str) -> list[LedgerRecord]:
@@ -679,7 +798,7 @@ class RepairAdmin:
 
     async def _bytes_left(self, found: Sequence[UnderReplicatedRecord]) -> int:
         gone = {each.ledger_id: {b for b, why in each.bookies.items() if why in REASONS_BOOKIE_GONE} for each in found}
-        return sum(_share(record, gone[record.ledger_id]) for record in await self._records(list(gone)))
+        return sum(estimate_copy_bytes(record, gone[record.ledger_id]) for record in await self._records(list(gone)))
 
 
 async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]]) -> list[T]:
@@ -690,12 +809,24 @@ async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]])
     return found
 
 
-def _share(record: LedgerRecord, bookies: set[str]) -> int:
-    """Returns about how many bytes of a closed ledger are on these bookies. Assumes that all fragments have the same
-    size."""
-    slots = sum(bookie in bookies for fragment in record.fragments for bookie in fragment.bookies)
-    copies = record.ensemble_size * len(record.fragments)
-    return record.length * record.write_quorum * slots // copies
+def _rebalancing(record: RebalanceRecord) -> JsonObject:
+    return {
+        "share": record.share, "group": record.group, "sinceMs": record.since_ms, "running": not record.ended_ms,
+        "endedMs": record.ended_ms or None, "end": record.end, "plannedLedgers": record.planned_ledgers,
+        "plannedBytes": record.planned_bytes, "ledgers": record.ledgers, "bytes": record.bytes,
+        "skipped": record.skipped, "underWay": len(record.moves),
+        "bookies": [
+            {"id": bookie, "used": round(used / record.total[bookie], 4), "movedOff": record.moved_off.get(bookie, 0)}
+            for bookie, used in sorted(record.used.items())
+        ],
+    }  # fmt: skip
+
+
+def _share_option(options: VerbOptions) -> float:
+    share = options.get("share")
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share < 1:
+        raise InvalidRequest(f"share is a number between 0 and 1, such as 0.8, not {share!r}")
+    return float(share)
 
 
 def _short(record: LedgerRecord) -> JsonObject:

@@ -15,6 +15,7 @@
     /repair/locks/<ledger id, 20 digits>        RepairLockRecord (ephemeral): the worker that repairs a ledger
     /repair/workers/<name>                      RepairWorkerRecord (ephemeral): the progress of a worker
     /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
+    /repair/rebalance                           RebalanceRecord: copies move from full bookies to emptier ones
     /brokers/<name>                             BrokerRecord (ephemeral)
     /balancer                                   BalancerRecord (ephemeral): the broker that balances the others
     /draining/<name>                            DrainRecord: a broker that drains until an operator ends it
@@ -65,6 +66,7 @@ REPAIR_AUDITOR = "/repair/auditor"
 REPAIR_LOCKS = "/repair/locks"
 REPAIR_WORKERS = "/repair/workers"
 DEPARTING_BOOKIES = "/repair/departing"
+REBALANCE = "/repair/rebalance"
 BROKERS = "/brokers"
 BALANCER = "/balancer"
 DRAINING_BROKERS = "/draining"

@@ -576,6 +576,7 @@ class UnderReplicatedRecord(MetadataRecord, frozen=True, kw_only=True):
     stuck: str = ""  # why the last attempt did not repair it: a value of `StuckReason`
     last_error: str = ""
     retry_ms: int = 0  # no attempt before this wall-clock time
+    moves: dict[str, str] = {}  # bookie with the reason "moving" → bookie that gets its copy
 
 
 class RepairSettingsRecord(MetadataRecord, frozen=True, kw_only=True):
@@ -628,6 +629,31 @@ class DepartingRecord(MetadataRecord, frozen=True, kw_only=True):
     bookie: str
     since_ms: int = 0
     forget: bool = False  # its cookie is deleted once it is empty and stopped
+
+
+class RebalanceRecord(MetadataRecord, frozen=True, kw_only=True):
+    """The metadata record of an operator's order to move copies of sealed ledgers from full bookies to emptier ones
+    (bookie/maintenance/rebalance_core.py), and of how far it is. It stays when the work has ended, until the next
+    order. `used`: bytes of each bookie's disk, counted forward with each move, those under way included."""
+
+    kind = 49
+    share: float  # a bookie that uses more of its disk is full
+    group: str = ""  # only bookies of it take part; "": all
+    since_ms: int = 0
+    ended_ms: int = 0  # 0: under way
+    end: str = ""  # why it ended: a value of `RebalanceEnd`
+    used: dict[str, int] = {}  # bookie → bytes
+    total: dict[str, int] = {}  # bookie → bytes of its disk
+    before: dict[str, int] = {}  # bookie → bytes that it reported as used when the order was given
+    moved_off: dict[str, int] = {}  # bookie → bytes that it may drop
+    position: int = -1  # ledgers up to this id were looked at in this pass
+    moved_in_pass: int = 0
+    moves: dict[str, tuple[tuple[str, str, int], ...]] = {}  # under way: ledger → (source, target, bytes) of each copy
+    planned_ledgers: int = 0  # when the order was given
+    planned_bytes: int = 0
+    ledgers: int = 0  # moved, of each as many as it has copies that moved
+    bytes: int = 0  # moved
+    skipped: int = 0  # moves that were not made: the target did not take the copy, or the ledger was deleted
 
 
 class MemberRecord(MetadataRecord, frozen=True, kw_only=True):
@@ -732,7 +758,8 @@ _KINDS: dict[int, type[MetadataRecord]] = {
         DrainRecord, StartedBrokerRecord, BalancerRecord, OwnerRecord,
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord,
         CursorRecord, DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord,
-        RepairLockRecord, RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
+        RepairLockRecord, RepairWorkerRecord, DepartingRecord, RebalanceRecord,
+        PoliciesRecord, GrantsRecord, MemberRecord,
         SchemaListRecord, SchemaRecord, TransactionsRecord, CoordinatorRecord,
         IncarnationsRecord, SchedulesRecord, ScheduleProgressRecord,
     )

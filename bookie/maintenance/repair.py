@@ -46,6 +46,7 @@ from ...runtime.tasks import run_together
 from ..store.identity import delete_cookie
 from ..store.memtable import IntegerIntervals
 from . import marks
+from .rebalance import REBALANCE_NUMBERS, Rebalancer
 from .repair_core import (
     BookieAbsences,
     RepairReason,
@@ -73,6 +74,7 @@ from .repair_worker import EntryCopier, RepairConfig, RepairWorker
 #               hundreds itself, and a mark for each would only delay it
 #     damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once; one of a lost bookie
 #               and of a ledger that is gone, or closed without it, is removed: that bookie cannot take it back
+#     rebalance moves copies from full bookies to emptier ones, if an operator ordered it (rebalance.py)
 #     forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if an operator
 #               asked for that
 #
@@ -89,6 +91,8 @@ RECORD_READS_AT_ONCE = 32
 RECOVERING_MARKED_AFTER_S = 30.0
 """A ledger that is in recovery for longer than this, in seconds, counts as stuck. A recovery that goes well takes a
 small part of this time."""
+REBALANCE_PAUSE_S = 1.0
+"""Seconds between two steps of a rebalancing that is under way."""
 FORGET_BOOKIE_PAUSE_S = 30.0
 """The shortest time, in seconds, between two scans that only find out whether a departed bookie may be removed."""
 
@@ -107,6 +111,7 @@ class Auditor:
         self._recovering_s = min(RECOVERING_MARKED_AFTER_S, config.open_ledger_grace_s)
         self._node = AuditorRecord(name=name, token=token, since_ms=world.clock.wall_ms())
         self._copier = EntryCopier(client.bookies, world.clock, config)
+        self._rebalancer = Rebalancer(metadata, world.clock, client.bookies.find_rack)
         self.elected = False
         self._marks = 0
         self._lost = 0
@@ -133,6 +138,7 @@ class Auditor:
             "repair_auditor": int(self.elected),
             "repair_under_replicated": self._marks,
             "repair_lost_bookies": self._lost,
+            **self._rebalancer.statistics(),
         }
 
     async def run(self) -> None:
@@ -163,11 +169,13 @@ class Auditor:
             loop.create_task(self._follow(), name="repair-ledgers"),
             loop.create_task(self._check_all(), name="repair-checks"),
             loop.create_task(self._check_bookies(), name="repair-looks"),
+            loop.create_task(self._rebalance(), name="repair-rebalance"),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.elected, self._marks, self._lost = False, 0, 0
+            self._rebalancer.reset()
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -241,11 +249,24 @@ class Auditor:
         came = [name for name, record in available.items() if not record.read_only and self._is_new(name)]
         self._available = available
         marked = await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
-        self._marks = len(marked)
+        self._marks = len(set(marked) - self._rebalancer.under_way)
         if came:
             await self._each(marked, self._hurry)
         await self._check_reports()
         await self._delete_departed(departing, available)
+
+    async def _rebalance(self) -> None:
+        """Carries out the order of a rebalancing, while there is one and auto-recovery is on."""
+        while True:
+            under_way = False
+            try:
+                if await marks.is_repair_enabled(self._metadata):
+                    under_way = await self._rebalancer.run_step()
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                _LOG.warning("the rebalancing was interrupted, the next step goes on: %s", error)
+            await asyncio.sleep(REBALANCE_PAUSE_S if under_way else self._config.audit_interval_s)
 
     def _is_new(self, bookie: str) -> bool:
         """Returns whether the bookie was missing or read-only at the previous check."""
@@ -445,10 +466,12 @@ class Auditor:
 # -------------------------------------------------------------------------------------------------------- repair
 
 
-REPAIR_GAUGES = ("repair_auditor", "repair_under_replicated", "repair_lost_bookies", "repair_working_on")
+REPAIR_GAUGES = (
+    "repair_auditor", "repair_under_replicated", "repair_lost_bookies", "repair_working_on", *REBALANCE_NUMBERS,
+)  # fmt: skip
 REPAIR_COUNTERS = (
     "repair_scans", "repair_scanned_ledgers", "repair_checks", "repair_marks", "repair_ledgers", "repair_failures",
-    "repair_recovered", "repair_entries", "repair_bytes",
+    "repair_recovered", "repair_entries", "repair_bytes", "repair_moved", "repair_moves_failed",
 )  # fmt: skip
 """The names of those `statistics` that only grow; the others can fall."""
 

@@ -17,6 +17,7 @@ then is it repaired (M21). The copy at slot i of a final fragment consists of th
 | `RecoverLedger` | the last fragment, not final, misses a bookie, is damaged, or was left in recovery, for the grace |
 | `WaitForNextAttempt` | the same, within the grace: its writer may change the ensemble itself, or close |
 | `WaitForNextAttempt` | a bookie that is marked is undecided |
+| `MoveCopies` | a copy is to move to an emptier bookie, and nothing is missing |
 | `RemoveRepairMark` | every copy that was marked is whole; the auditor's check finds what unmarked bookies lack |
 
 Recovering fences the writer and gives the ledger its end; then all fragments are final.
@@ -60,6 +61,8 @@ from ..store.memtable import IntegerIntervals
 #     INCOMPLETE  is registered, and lacks entries that it should have
 #     DAMAGED     is registered, and reports damaged entries
 #     DISK_FAILED is registered, and says that the one of its disks failed that has the ledger (BookieRecord.failed)
+#     MOVING      is full, and an operator ordered a rebalancing: its copy moves to the bookie that `moves` of the mark
+#                 names (rebalance_core.py). It lacks nothing, and its copy counts until then
 #     RETURNED    was LOST, DEPARTING or DISK_FAILED when the ledger was marked, and is not any more: to be compared
 #
 # or when a recovery of it was begun and did not end. `decide_repair_mark` gives the mark that the ledger should have,
@@ -76,7 +79,8 @@ class RepairReason(enum.Enum):
     """The reason why a ledger's copies on a bookie must be repaired. LOST: the bookie was not registered for longer
     than the grace period. DEPARTING: an operator empties it. INCOMPLETE: it lacks entries that it should have. DAMAGED:
     it reports damaged entries. RETURNED: it was lost or departing when the ledger was marked, and is not any more.
-    DISK_FAILED: it is registered, and says that the disk with the ledger has failed."""
+    DISK_FAILED: it is registered, and says that the disk with the ledger has failed. MOVING: nothing is missing, and
+    the copy moves to an emptier bookie."""
 
     LOST = "lost"
     DEPARTING = "departing"
@@ -84,6 +88,7 @@ class RepairReason(enum.Enum):
     DAMAGED = "damaged"
     RETURNED = "returned"
     DISK_FAILED = "disk failed"
+    MOVING = "moving"
 
 
 REASONS_BOOKIE_GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value, RepairReason.DISK_FAILED.value)
@@ -228,6 +233,7 @@ class CopyGap(NamedTuple):
     bookie: str  # that the record names there
     gone: bool  # another one is to take its place
     missing: tuple[tuple[int, int], ...]  # runs of entries, ascending
+    target: str = ""  # that gets the copy; "": one is chosen, if the bookie is gone
 
 
 class RemoveRepairMark(NamedTuple):
@@ -239,6 +245,13 @@ class RemoveRepairMark(NamedTuple):
 
 class CopyMissingEntries(NamedTuple):
     """Step of a repair: copy the missing entries of these gaps to the bookies that should have them."""
+
+    gaps: tuple[CopyGap, ...]
+
+
+class MoveCopies(NamedTuple):
+    """Step of a repair: move these copies of the ledger, which misses nothing, to the bookies that `target` names. A
+    move that fails is given up: the copy stays where it is."""
 
     gaps: tuple[CopyGap, ...]
 
@@ -256,7 +269,7 @@ class WaitForNextAttempt(NamedTuple):
     seconds: float = 0.0  # 0: as after any failed try
 
 
-RepairStep = RemoveRepairMark | CopyMissingEntries | RecoverLedger | WaitForNextAttempt
+RepairStep = RemoveRepairMark | CopyMissingEntries | MoveCopies | RecoverLedger | WaitForNextAttempt
 
 EntriesHeldByCopy = Mapping[tuple[int, str], IntegerIntervals | None]
 """The answers of bookies, by (first entry of a final fragment, bookie): the entries of the fragment that the bookie
@@ -331,6 +344,48 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: EntriesHel
     return tuple(gap for _, _, gap in sorted(found, key=lambda each: each[:2]))
 
 
+def find_moves(
+    mark: UnderReplicatedRecord, available: Mapping[str, BookieRecord], gone: Collection[str]
+) -> dict[str, str]:  # fmt: skip
+    """Returns the moves of the mark that can be made now, source → target: the source is not gone, and the target is
+    registered, not gone and not in limbo, and takes adds of the ledger."""
+    return {
+        source: target for source, target in mark.moves.items()
+        if mark.bookies.get(source) == RepairReason.MOVING.value and source not in gone and target not in gone
+        and target in available and not available[target].limbo and available[target].takes_adds_of(mark.ledger_id)
+    }  # fmt: skip
+
+
+def list_copies_to_move(record: LedgerRecord, moves: Mapping[str, str]) -> tuple[CopyGap, ...]:
+    """Returns the copies that are to move, one for each fragment that names a source of `moves` and not its target.
+    There are none while the ledger is not CLOSED."""
+    striping = get_striping_of_record(record)
+    return tuple(
+        CopyGap(
+            final.first, final.last, slot, source, True,
+            tuple(find_runs_of_slot(striping, slot, final.first, final.last)), moves[source],
+        )
+        for final in list_final_fragments(record) if record.state == CLOSED
+        for slot, source in enumerate(final.bookies) if source in moves and moves[source] not in final.bookies
+    )  # fmt: skip
+
+
+def make_move_mark(record: LedgerRecord, moves: Mapping[str, str], now_ms: int) -> UnderReplicatedRecord:
+    """Returns the mark of a ledger that misses nothing, and of which copies are to move."""
+    bookies = dict.fromkeys(sorted(moves), RepairReason.MOVING.value)
+    return UnderReplicatedRecord(ledger_id=record.ledger_id, bookies=bookies, since_ms=now_ms, moves=dict(moves))
+
+
+def remove_moves(mark: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
+    """Returns the mark without moves; None if nothing else is in it."""
+    if mark is None:
+        return None
+    bookies = {bookie: why for bookie, why in mark.bookies.items() if why != RepairReason.MOVING.value}
+    if not bookies and not mark.in_recovery:
+        return None
+    return msgspec.structs.replace(mark, bookies=bookies, moves={})
+
+
 def find_bookies_with_failed_disk(ledger: int, available: Mapping[str, BookieRecord]) -> frozenset[str]:
     """Returns the registered bookies that say that the disk with this ledger has failed: their copies of it do not
     count."""
@@ -360,6 +415,7 @@ class RepairFindings(msgspec.Struct, frozen=True):
     held: EntriesHeldByCopy
     unsettled_s: float
     damaged: frozenset[str] = frozenset()  # bookies of the last fragment that report damage in it
+    moves: Mapping[str, str] = {}  # bookie whose copy moves → bookie that gets it
 
 
 def why_unreadable(look: RepairFindings, entry: int) -> StuckReason:
@@ -422,6 +478,8 @@ def decide_next_repair_step(look: RepairFindings, tried: bool, open_grace_s: flo
     silent = sorted({bookie for (_, bookie), answer in look.held.items() if answer is None and bookie in look.marked})
     if silent:
         return WaitForNextAttempt(StuckReason.UNREACHABLE, f"no answer from {', '.join(silent)}")
+    if moving := list_copies_to_move(record, look.moves):
+        return MoveCopies(moving)
     return RemoveRepairMark("every copy is there")
 
 

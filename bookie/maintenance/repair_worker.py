@@ -65,9 +65,11 @@ from . import marks
 from .repair_core import (
     CopyGap,
     CopyRateLimit,
+    MoveCopies,
     RecoverLedger,
     RemoveRepairMark,
     RepairFindings,
+    RepairReason,
     StuckReason,
     WaitForNextAttempt,
     compute_seconds_until_attempt,
@@ -75,6 +77,7 @@ from .repair_core import (
     find_bookies_damaged_in_last_fragment,
     find_bookies_with_failed_disk,
     find_lost_or_departing_bookies,
+    find_moves,
     find_runs_without_copies,
     is_recovery_needed,
     list_copies_to_check,
@@ -371,7 +374,10 @@ class RepairWorker:
         self._tasks = Tasks()  # of the ledgers
         self._on = True
         self.progress: dict[int, tuple[int, int]] = {}  # ledger → bytes copied, of about how many
-        self.counters = {"repair_ledgers": 0, "repair_failures": 0, "repair_recovered": 0}
+        self.counters = {
+            "repair_ledgers": 0, "repair_failures": 0, "repair_recovered": 0, "repair_moved": 0,
+            "repair_moves_failed": 0,
+        }  # fmt: skip
 
     def statistics(self) -> dict[str, int]:
         return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
@@ -511,6 +517,9 @@ class RepairWorker:
             if isinstance(step, RemoveRepairMark):
                 await self._unmark(ledger, version, step.why)
                 return
+            if isinstance(step, MoveCopies):
+                await self._move(look, step.gaps, version)
+                return
             if isinstance(step, WaitForNextAttempt):
                 stuck = step
             elif isinstance(step, RecoverLedger):
@@ -556,9 +565,11 @@ class RepairWorker:
             ])  # fmt: skip
             held = {(final.first, bookie): answer for (final, bookie), answer in zip(asked, answers, strict=True)}
         unsettled_s = self._unsettled_s(ledger, record, gone | damaged)
+        marked = frozenset(bookie for bookie, why in mark.bookies.items() if why != RepairReason.MOVING.value)
         return RepairFindings(
-            record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged
-        )
+            record, marked, gone, gone - available.keys(), held, unsettled_s, damaged,
+            find_moves(mark, available, gone),
+        )  # fmt: skip
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
         """Returns for how many seconds the ledger's last fragment has been in its present state. A change by the writer
@@ -578,6 +589,18 @@ class RepairWorker:
             _LOG.info("ledger %d: %s", ledger, why)
             self.counters["repair_ledgers"] += 1
             self._unsettled.pop(ledger, None)
+
+    async def _move(self, look: RepairFindings, gaps: Sequence[CopyGap], version: int) -> None:
+        """Moves copies of a ledger that misses nothing, and removes its mark. A copy that cannot be moved stays where
+        it is: the auditor plans another move."""
+        failed = await self._fill(look, gaps)
+        self.counters["repair_moved" if failed is None else "repair_moves_failed"] += 1
+        assert look.record is not None, "a ledger without a record has no copies"
+        ledger, text = look.record.ledger_id, "its copies were moved"
+        if failed is not None:
+            text = f"a copy stays where it is: {failed.why.value}: {failed.text}"
+        if await marks.delete_repair_mark(self._metadata, ledger, version):
+            _LOG.log(logging.INFO if failed is None else logging.WARNING, "ledger %d: %s", ledger, text)
 
     async def _record_failure(self, ledger: int, stuck: WaitForNextAttempt) -> None:
         config, now_ms = self._config, self._clock.wall_ms()
@@ -633,10 +656,10 @@ class RepairWorker:
         return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> str:
-        """Returns the bookie that gets the copy: the bookie that lacks it, or, if that bookie is gone, another one that
-        fits the rest of the ensemble."""
-        if not gap.gone:
-            return gap.bookie
+        """Returns the bookie that gets the copy: the target of a move; else the bookie that lacks it, or, if that one
+        is gone, another one that fits the rest of the ensemble."""
+        if gap.target or not gap.gone:
+            return gap.target or gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
         slots = [gap.slot, *(slot for slot, each in enumerate(ensemble) if each in gone and slot != gap.slot)]
         groups = decode_bookie_groups(record.properties)

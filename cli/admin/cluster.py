@@ -467,6 +467,7 @@ bookies = LazyGroup(
         "set-rack": LazyCommand(".storage.identity", "set_rack", "Say where one stands, above what it says itself."),
         "delete-rack": LazyCommand(".storage.identity", "delete_rack", "… and go back to what it says itself."),
         "decommission": LazyCommand(".storage.ledgers", "decommission", "Empty one before it is taken away."),
+        "rebalance": LazyCommand(".storage.ledgers", "rebalance", "Move sealed ledgers off full bookies."),
         "recover": LazyCommand(".storage.ledgers", "recover", "Make every copy again that lay on a dead one, now."),
         "forget": LazyCommand(
             ".storage.identity", "forget", "A bookie's data is lost for good: its place may be taken."

@@ -238,6 +238,8 @@ BOOKIE_GAUGES = frozenset({
     "journal_queued_bytes", "journal_queued_records", "labels_missing", "ledgers", "limbo", "limbo_blocked_ledgers",
     "limbo_ledgers", "limbo_ledgers_done", "limbo_upto", "memtable_bytes", "quarantined", "read_cache_bytes",
     "read_only",
+    "rebalance_bytes", "rebalance_bytes_left", "rebalance_ledgers", "rebalance_running", "rebalance_skipped",
+    "rebalance_under_way",
     "repair_auditor", "repair_lost_bookies", "repair_under_replicated", "repair_working_on", "reserve_held",
     "scrub_last_pass_s", "scrub_pass", "tombstones",
 })  # fmt: skip

@@ -2,8 +2,8 @@
 
 Any running bookie answers (bookie/admin.py): it reads the metadata at the request.
 
-Also in this file, each below its heading: `magnetar bookies decommission|recover` (departure); `magnetar repair`
-(repair).
+Also in this file, each below its heading: `magnetar bookies decommission|recover` (departure); `magnetar bookies
+rebalance` (rebalancing); `magnetar repair` (repair).
 """
 
 from __future__ import annotations
@@ -299,6 +299,103 @@ def _until_empty(
         left = ask_any_bookie(session, "departure", bookie=bookie)
         advance(max(0, total - left["ledgers"]))
     return left
+
+
+# --------------------------------------------------------------------------------------------------- rebalancing
+# `magnetar bookies rebalance`: copies of sealed ledgers move from full bookies to emptier ones.
+
+
+LOAD_COLUMNS = ("bookie", "used", "after", "bytesOut", "bytesIn")
+
+
+@click.command()
+@click.option(
+    "--to-share", type=FiniteNumber(0.01, 0.99), default=None,
+    help="Until no bookie uses more of its disk than this share, such as 0.8.",
+)  # fmt: skip
+@click.option("--group", default="", help="Only between bookies of this group.")
+@click.option("--dry-run", is_flag=True, help="Say what would move, how many bytes and how long; change nothing.")
+@click.option("--status", "show_status", is_flag=True, help="Show how far the latest rebalancing is.")
+@click.option("--stop", is_flag=True, help="Begin no further move. What has moved stays moved.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Until the rebalancing has ended.")
+@WAIT_S_OPTION
+@YES_OPTION
+@with_operator_options
+def rebalance(
+    session: CommandSession, to_share: float | None, group: str, dry_run: bool, show_status: bool, stop: bool,
+    wait: bool, wait_s: float | None, yes: bool,
+) -> None:  # fmt: skip
+    """Move copies of sealed ledgers from the bookies whose disks are fullest to emptier ones.
+
+    Auto-recovery makes the copies, as fast as missing ones. Groups, racks and the number of copies are kept; a copy is
+    dropped by its bookie's garbage collection, after the other one is stored and named. Ctrl-C ends the waiting, not
+    the moving: --stop does that, and the same command as before goes on.
+
+    \b
+    Examples:
+      magnetar bookies rebalance --to-share 0.8 --dry-run
+      magnetar bookies rebalance --to-share 0.8
+      magnetar bookies rebalance --status
+      magnetar bookies rebalance --stop
+    """
+    if sum((to_share is not None, show_status, stop)) != 1 or (dry_run and to_share is None):
+        raise click.UsageError("give one of --to-share, --status and --stop; --dry-run goes with --to-share")
+    if show_status or stop:
+        _print_rebalancing(session, ask_any_bookie(session, "rebalance-stop" if stop else "rebalance-status"))
+        return
+    plan = ask_any_bookie(session, "rebalance-plan", share=to_share, group=group)
+    if dry_run:
+        _print_plan(session, plan)
+        return
+    if plan["ledgers"]:  # else it is refused, and says why
+        what = f"Move {format_count(plan['ledgers'], 'ledger')} ({plan['bytes']:,} bytes) to other bookies"
+        confirm_deletion(what, yes)
+    plan = ask_any_bookie(session, "rebalance", share=to_share, group=group)
+    found = ask_any_bookie(session, "rebalance-status")
+    if wait:
+        deadline = None if wait_s is None else SystemClock().monotonic() + wait_s
+        with show_progress("ledgers moved", plan["ledgers"], shown=not session.out.is_structured) as advance:
+            while found["running"] and (deadline is None or SystemClock().monotonic() < deadline):
+                time.sleep(POLL_S)
+                found = ask_any_bookie(session, "rebalance-status")
+                advance(found["ledgers"])
+    if wait and found["running"]:
+        raise CommandFailure(
+            f"{found['ledgers']} of {plan['ledgers']} ledgers were moved; the moving goes on, 'magnetar bookies "
+            "rebalance --status' says how far it is"
+        )
+    _print_rebalancing(session, found)
+
+
+def _print_plan(session: CommandSession, plan: dict[str, Any]) -> None:
+    if session.out.is_structured:
+        session.out.print_document(plan)
+        return
+    rows = [
+        {
+            "bookie": shorten_bookie_ids([each["id"]])[0], "used": f"{each['used']:.1%}",
+            "after": f"{each['after']:.1%}", "bytesOut": each["bytesOut"], "bytesIn": each["bytesIn"],
+        }
+        for each in plan["bookies"]
+    ]  # fmt: skip
+    session.out.print_rows(rows, LOAD_COLUMNS, empty="no bookie")
+    took = format_duration(plan["seconds"])
+    click.echo(f"would move {format_count(plan['ledgers'], 'ledger')}, {plan['bytes']:,} bytes, in about {took}")
+    if not plan["full"]:
+        click.echo(f"no bookie uses more than {plan['share']:.0%} of its disk", err=True)
+    elif not plan["reached"]:
+        click.echo(f"not all bookies come below {plan['share']:.0%}: no others can take more copies", err=True)
+
+
+def _print_rebalancing(session: CommandSession, found: dict[str, Any]) -> None:
+    if not found:
+        session.out.print_result_text("no rebalancing was ever ordered", running=False)
+        return
+    planned = format_count(found["plannedLedgers"], "ledger")
+    moved = f"{found['ledgers']} of about {planned} moved, {found['bytes']:,} bytes"
+    state = f"{found['underWay']} under way" if found["running"] else found["end"]
+    later = "" if found["running"] else "; the bookies' garbage collection frees their space"
+    session.out.print_result_text(f"{moved}: {state}{later}", **found)
 
 
 # -------------------------------------------------------------------------------------------------------- repair
