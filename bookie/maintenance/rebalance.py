@@ -145,17 +145,19 @@ class Rebalancer:
         )  # fmt: skip
 
     async def _is_under_way(self, ledger: int, several: tuple[tuple[str, str, int], ...], *, stop: bool) -> bool:
-        """Returns whether a worker may still make one of these moves. `stop`: takes them out of the mark; the next step
-        then finds what was made."""
+        """Returns whether a worker may still make one of these moves: the mark has it, or a worker has the ledger's
+        lock. `stop`: first takes them out of the mark; then a worker that looks at the mark makes none, and one that
+        has looked at it has the lock."""
         found = await marks.read_repair_mark(self._metadata, ledger)
-        if found is None or not any(
+        is_marked = found is not None and any(
             found[0].bookies.get(source) == RepairReason.MOVING.value and found[0].moves.get(source) == target
             for source, target, _ in several
-        ):
-            return False
-        if stop:
+        )
+        if is_marked and not stop:
+            return True
+        if is_marked:
             await marks.change_repair_mark(self._metadata, ledger, remove_moves)
-        return True
+        return await self._metadata.get(paths.repair_lock(ledger)) is not None
 
     async def _read_ledger(self, ledger: int) -> LedgerRecord | None:
         found = await get_readable_record(self._metadata, paths.ledger(ledger), LedgerRecord)

@@ -592,10 +592,14 @@ class RepairWorker:
 
     async def _move(self, look: RepairFindings, gaps: Sequence[CopyGap], version: int) -> None:
         """Moves copies of a ledger that misses nothing, and removes its mark. A copy that cannot be moved stays where
-        it is: the auditor plans another move."""
+        it is: the auditor plans another move. Looks at the mark again, now that this worker has the lock: so a move
+        that the auditor took back is not made after it saw no lock."""
+        assert look.record is not None, "a ledger without a record has no copies"
+        found = await marks.read_repair_mark(self._metadata, look.record.ledger_id)
+        if found is None or found[1] != version:
+            return
         failed = await self._fill(look, gaps)
         self.counters["repair_moved" if failed is None else "repair_moves_failed"] += 1
-        assert look.record is not None, "a ledger without a record has no copies"
         ledger, text = look.record.ledger_id, "its copies were moved"
         if failed is not None:
             text = f"a copy stays where it is: {failed.why.value}: {failed.text}"

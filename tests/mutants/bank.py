@@ -46,6 +46,7 @@ _PATIENCE = "tests/runtime/tcp/test_patience.py"
 _PEERS = "tests/runtime/peer/test_peers.py"
 _PENDING = "tests/broker/subscription/core/test_pending_acks.py"
 _FAIR = "tests/broker/subscription/core/test_fair_shared.py"
+_REBALANCE = "tests/bookie/maintenance/test_rebalance.py"
 _SURPLUS = "tests/bookie/maintenance/test_surplus.py"
 _DISKS = "tests/bookie/test_several_disks.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/test_service.py", "tests/bookie/store/test_checkpoint.py"
@@ -258,6 +259,13 @@ def _processes() -> Iterator[Mutant]:
          "seeds move no copies off a living bookie"),
         ("M27g", bookies.dropping_is_not_recorded, DIRECTED, "17",
          f"{_SURPLUS}::test_a_bookie_that_dropped_copies_is_no_vote_keeps_the_fence_and_takes_them_again", "as M27f"),
+        ("M27h", bookies.moves_that_help_nothing, DIRECTED, "",
+         f"{_REBALANCE}::test_the_spread_falls_with_each_move_no_two_undo_each_other_and_all_that_must_hold_holds",
+         "as M27f"),
+        ("M27i", bookies.moves_to_the_same_rack, DIRECTED, "",
+         f"{_REBALANCE}::test_what_must_not_move_stays", "as M27f"),
+        ("M27j", bookies.stopped_moves_are_not_counted, DIRECTED, "",
+         f"{_REBALANCE}::test_a_rebalancing_is_stopped_and_the_same_order_goes_on_where_it_was", "as M27f"),
         ("M28", brokers.sequence_at_push, DIRECTED, "32",
          "tests/broker/topic/test_dedup.py tests/broker/topic/test_producer.py",
          "420 seeds of a cluster did not meet it: a resend has to overtake a write that then fails"),

@@ -9,6 +9,8 @@ from pyroaring import BitMap64
 from magnetar.bookie.adds import AddRequestHandler, VerifiedAddRequest
 from magnetar.bookie.maintenance import garbage
 from magnetar.bookie.maintenance.garbage import GarbageCollector
+from magnetar.bookie.maintenance.rebalance import Rebalancer
+from magnetar.bookie.maintenance.rebalance_core import CopyMove, Rebalancing
 from magnetar.bookie.maintenance.restore import LedgerCopyRestorer
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.store import directories, identity
@@ -237,6 +239,30 @@ def dropping_is_not_recorded(stack: Stack) -> None:
         """Records nothing."""
 
     put(stack, Store, "record_dropped_copies", nothing)
+
+
+def moves_that_help_nothing(stack: Stack) -> None:
+    """M27h: a copy moves to any bookie that is not full, also where both are as far from each other afterwards."""
+
+    def fits(self: Rebalancing, move: CopyMove) -> bool:
+        return True
+
+    put(stack, Rebalancing, "_improves", fits)
+
+
+def moves_to_the_same_rack(stack: Stack) -> None:
+    """M27i: a copy moves to a bookie whose rack has another copy of the entry."""
+    put(stack, Rebalancing, "_keeps_racks", lambda *_: True)
+
+
+def stopped_moves_are_not_counted(stack: Stack) -> None:
+    """M27j: a rebalancing that is stopped does not wait for the copies that workers have begun."""
+    honest = Rebalancer._is_under_way
+
+    async def ended(self: Rebalancer, ledger: int, several: Any, *, stop: bool) -> bool:
+        return await honest(self, ledger, several, stop=stop) and not stop
+
+    put(stack, Rebalancer, "_is_under_way", ended)
 
 
 def empty_disk_is_healthy(stack: Stack) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -204,11 +205,14 @@ def test_what_an_earlier_order_moved_off_and_is_not_collected_is_not_moved_twice
 
 
 # ------------------------------------------------------------------------------------------ a cluster
+QUICK_GC: dict[str, object] = {"gc_interval_s": 20.0, "gc_grace_s": 5.0, "gc_doubt_s": 10.0}
+
+
 async def with_a_full_bookie(
     deployment: Deployment, ledgers: int = 12, *, quick_gc: bool = True, spares: int = 2
 ) -> list[int]:  # fmt: skip
     """Three bookies with all ledgers, of which the first has a small disk, and `spares` that are empty."""
-    changes: dict[str, object] = {"gc_interval_s": 20.0, "gc_grace_s": 5.0, "gc_doubt_s": 10.0} if quick_gc else {}
+    changes: dict[str, object] = QUICK_GC if quick_gc else {}
     for name in ("b1", "b2", "b3"):
         await deployment.start(name, **changes)
     found = [(await deployment.a_ledger(20, size=3000)).ledger_id for _ in range(ledgers)]
@@ -300,54 +304,55 @@ async def test_sealed_ledgers_move_off_the_full_bookie_and_their_old_copies_are_
     assert all(each["repair_under_replicated"] == 0 for each in statistics)
 
 
-def test_bookies_die_while_ledgers_move_and_are_read_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The auditor, a target and the full bookie die at some moment of the moves; each comes back, or does not."""
-    for seed in range(1, 5):
-        rng = random.Random(seed)
-        original = worker.RepairWorker._replace
-        deployments: list[Deployment] = []
-        victims = rng.sample(["b1", "b4", "b2"], 2)
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_bookies_die_while_ledgers_move_and_are_read_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The full bookie, a target or a holder dies, two of them, at some moment of a move, and comes back later."""
+    rng = random.Random(seed)
+    original = worker.RepairWorker._replace
+    deployments: list[Deployment] = []
+    victims = rng.sample(["b1", "b4", "b2"], 2)
 
-        async def die(self: worker.RepairWorker, *arguments: Any) -> LedgerRecord:
-            if victims and rng.random() < 0.3:
-                name, deployment = victims.pop(), deployments[0]
-                asyncio.get_running_loop().call_soon(lambda: deployment.simulation.crash(name, power_loss=True))
-                await asyncio.sleep(1.0)
-            return await original(self, *arguments)
+    async def die(self: worker.RepairWorker, *arguments: Any) -> LedgerRecord:
+        if victims and rng.random() < 0.3:
+            asyncio.get_running_loop().call_soon(partial(deployments[0].simulation.crash, victims.pop()))
+            await asyncio.sleep(1.0)
+        return await original(self, *arguments)
 
+    async def bring_back(deployment: Deployment, probability: float) -> None:
+        for name in ("b1", "b2", "b4"):
+            if not deployment.simulation.is_node_running(name) and rng.random() < probability:
+                await deployment.start(name, **QUICK_GC)
+
+    async def main(deployment: Deployment) -> None:
+        deployments.append(deployment)
+        ledgers = await with_a_full_bookie(deployment, 24)
+        await say(deployment, "rebalance", share=await planned_share(deployment, 0.012))
         monkeypatch.setattr(worker.RepairWorker, "_replace", die)
-
-        async def main(deployment: Deployment) -> None:
-            deployments.append(deployment)
-            ledgers = await with_a_full_bookie(deployment, quick_gc=True)
-            share = await planned_share(deployment, 0.006)
-            await say(deployment, "rebalance", share=share)
-            for _ in range(20):
-                await asyncio.sleep(3.0)
-                for ledger in ledgers:
-                    assert len(await deployment.read_all(ledger)) == 20
-                for name in ("b1", "b2", "b4"):
-                    if not deployment.simulation.is_node_running(name) and rng.random() < 0.3:
-                        await deployment.start(name, gc_interval_s=20.0, gc_grace_s=5.0, gc_doubt_s=10.0)
-            await until_ended(deployment)
-            for name in ("b1", "b2", "b4"):
-                if not deployment.simulation.is_node_running(name):
-                    await deployment.start(name, gc_interval_s=20.0, gc_grace_s=5.0, gc_doubt_s=10.0)
-            await asyncio.sleep(120.0)
+        for _ in range(20):
+            await asyncio.sleep(3.0)
             for ledger in ledgers:
-                await deployment.until_whole(ledger)
-                await deployment.check_whole(ledger)
-                assert await deployment.read_all(ledger) == [payload(ledger, entry, 3000) for entry in range(20)]
+                assert len(await deployment.read_all(ledger)) == 20
+            await bring_back(deployment, 0.3)
+        await bring_back(deployment, 1.0)
+        ended = await until_ended(deployment)
+        await asyncio.sleep(120.0)
+        for ledger in ledgers:
+            await deployment.until_whole(ledger)
+            await deployment.check_whole(ledger)
+            assert await deployment.read_all(ledger) == [payload(ledger, entry, 3000) for entry in range(20)]
+        assert ended.ledgers > 0
+        assert not victims, "both died in the middle"
 
-        with_deployment(main, 0, seed=seed)
-        monkeypatch.undo()
+    with_deployment(main, 0, seed=seed)
 
 
 @pytest.mark.run_by(with_deployment, 0, repair=replace(REPAIR, bytes_per_s=20_000, ledgers_at_once=1))
 async def test_a_rebalancing_is_stopped_and_the_same_order_goes_on_where_it_was(deployment: Deployment, /) -> None:
-    ledgers = await with_a_full_bookie(deployment, quick_gc=False)
+    ledgers = await with_a_full_bookie(deployment, 24, quick_gc=False)
     full = deployment.bookies["b1"].id
-    share = await planned_share(deployment, 0.006)
+    share = await planned_share(deployment, 0.012)
     plan = await say(deployment, "rebalance", share=share)
     await check_refused(deployment, errors.Busy, "under way", "rebalance", share=share)
     under = await say(deployment, "under-replicated")
