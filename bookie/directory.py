@@ -12,8 +12,10 @@ directory has is neither missing nor deleted here.
 `data`. The first write or sync that fails ends the use of the directory (store/disk.py `IsolatedFiles`). Adds are
 answered READ_ONLY, also those of recoverers, so writers change the ensemble. Fences go to the journal and hold. What
 memory and the disk can still read is served. The registration names the directory as failed: then no new ledger of it
-is placed here, and auto-recovery counts its copies as gone. The next start replays the journal, or replaces the
-directory. A disk that is full makes its own ledgers read-only, and those of no other directory.
+is placed here, and auto-recovery counts its copies as gone, at once: a directory that failed never takes an add again
+in this process, so no grace would bring it back. A disk that hangs has not failed: adds wait when memory is full, so
+writers go elsewhere, nothing is copied, and it goes on when the disk answers. The next start replays the journal, or
+replaces the directory. A disk that is full makes its own ledgers read-only, and those of no other directory.
 
 `RequestRouter` gives each request to the service of its ledger's directory, in the order of arrival.
 Guarded by tests/bookie/test_several_disks.py.
@@ -134,7 +136,8 @@ class LedgersDirectory:
                 raise
             raise InvalidConfiguration(
                 f"the disk of {claimed.path} fails: {error}. Mend it and start again; or, if it is lost for good, give "
-                f"an empty directory in its place, as {name_directory(claimed.number)}", directory=claimed.path
+                "an empty directory of any disk in its place, and run `magnetar bookies replace-directory "
+                f"{owner.identity.uuid_text} {name_directory(claimed.number)}`", directory=claimed.path
             ) from error  # fmt: skip
         directory._make_parts()
         return directory

@@ -60,7 +60,8 @@ from ..store.memtable import IntegerIntervals
 #     DEPARTING   is to be emptied: an operator said so
 #     INCOMPLETE  is registered, and lacks entries that it should have
 #     DAMAGED     is registered, and reports damaged entries
-#     DISK_FAILED is registered, and says that the one of its disks failed that has the ledger (BookieRecord.failed)
+#     DISK_FAILED is registered, and says that the one of its disks failed that has the ledger (BookieRecord.failed).
+#                 Without a grace: only a restart ends it (bookie/directory.py), after an error, never after a hang
 #     MOVING      is full, and an operator ordered a rebalancing: its copy moves to the bookie that `moves` of the mark
 #                 names (rebalance_core.py). It lacks nothing, and its copy counts until then
 #     RETURNED    was LOST, DEPARTING or DISK_FAILED when the ledger was marked, and is not any more: to be compared

@@ -32,7 +32,9 @@ fetches what was in it from the others (maintenance/restore.py).
 
 Order of a start: DATA is claimed (identity.py), then each directory is judged, locked, and gets its cookie; then the
 stores open; then `record_bookie_start` makes the generations durable, before the bookie serves. A start that is cut
-short gets the same verdicts again. Guarded by tests/bookie/test_several_disks.py.
+short gets the same verdicts again. So a bookie starts without a disk when an empty directory takes its place. The disk
+may come back in its own place later: its store finds that the journal has gone on, and compares (limbo). Guarded by
+tests/bookie/test_several_disks.py.
 """
 
 from __future__ import annotations
@@ -81,8 +83,9 @@ DIRECTORY_REFUSALS = {
     ExtraDirectoryVerdict.TWICE: "{path} is given twice: each directory once",
     ExtraDirectoryVerdict.MISSING: (
         "bookie {bookie} has {name}, which is not given: give --journal if it has one, and all its --ledgers in their "
-        "order, {known} in number. Ledgers are in each of them; to take a disk out, empty the bookie "
-        "(`magnetar bookies decommission`)"
+        "order, {known} in number. Ledgers are in each of them. If its disk is lost for good, give an empty directory "
+        "of any disk in its place: the start then says which command accepts it. To have fewer disks, empty the bookie "
+        "(`magnetar bookies decommission`) and start a new one"
     ),
     ExtraDirectoryVerdict.FOREIGN: (
         "{path} belongs to bookie {other}, and this is bookie {bookie}: directories were exchanged. Put them back; "
@@ -324,7 +327,8 @@ def _find_facts(
         except OSError as error:
             raise InvalidConfiguration(
                 f"{name} of bookie {identity.uuid_text} at {path} cannot be read: {error.strerror}. Mend or mount its "
-                "disk; or give an empty directory in its place", directory=path
+                "disk; or, if it is lost for good, give an empty directory of any disk in its place, and run `magnetar "
+                f"bookies replace-directory {identity.uuid_text} {name}`", directory=path
             ) from error  # fmt: skip
         occupied = bool(set(names) - HARMLESS_FILES)
         if path == given.data:

@@ -434,6 +434,34 @@ async def test_a_replaced_directory_is_accepted_once_and_starts_in_limbo(cluster
     await refused(cluster, "EMPTY", A, "/disks/other")
 
 
+async def test_a_bookie_starts_without_a_disk_that_cannot_be_read_and_the_disk_may_come_back(
+    cluster: Cluster, /
+) -> None:
+    bookie = await start(cluster, A, B)
+    await fill(cluster, cluster.caller(bookie))
+    for ledger in LEDGERS:
+        await cluster.metadata.put(paths.ledger(ledger), a_record(ledger, bookie.id))
+    await cluster.simulation.spawn(NODE, bookie.close())
+    fail(cluster, B, ("list", "open", "pread"))
+    command = f"`magnetar bookies replace-directory {bookie.id} ledgers-1`"
+    with pytest.raises(InvalidConfiguration, match=f"/disks/b .*{command}"):
+        await start(cluster, A, B)
+    assert "an empty directory of any disk" in await refused(cluster, "MISSING", A)
+    await accept_replaced_directory(cluster.metadata, bookie.id, "ledgers-1")
+    bookie = await start(cluster, A, f"{A}-beside")
+    caller = cluster.caller(bookie)
+    for ledger in LEDGERS:
+        head, _ = await caller.read(ledger, 0)
+        assert head.status is (Status.OK if ledger in of_directory(0) else Status.UNKNOWN), ledger
+    moved = of_directory(1)[0]
+    assert (await caller.add(moved, 5, payload(moved, 5), recovery=True)).status is Status.OK
+    await cluster.simulation.spawn(NODE, bookie.close())
+    cluster.simulation.node(NODE).disk.faults = []
+    bookie = await start(cluster, A, B)
+    assert [each.limbo.limbo_upto >= 0 for each in bookie.directories] == [False, True], "it lacks what came meanwhile"
+    assert (await cluster.caller(bookie).read(moved, 5))[0].status is not Status.NO_SUCH_ENTRY
+
+
 # ------------------------------------------------------------------------------------------ operators
 async def asked(bookie: Bookie, verb: str, **options: object) -> dict[str, Any]:
     answer = await bookie._answer_admin(json.dumps({"verb": verb, **options}).encode(), LOCAL_PRINCIPAL, True)
