@@ -332,6 +332,22 @@ async def test_a_disk_that_is_gone_is_seen_without_any_add(cluster: Cluster, /) 
     assert not running & {"bookie-gc-1", "bookie-scrub-1", "bookie-mend-1"}
 
 
+async def test_a_disk_that_hangs_and_returns_has_not_failed(cluster: Cluster, /) -> None:
+    bookie = await start(cluster, A, B)
+    await fill(cluster, cluster.caller(bookie))
+    delays = cluster.simulation.node(NODE).disk_delays
+    delays.stall_rate, delays.stall_s = 1.0, 60.0
+    hanging = asyncio.ensure_future(cluster.simulation.spawn(NODE, bookie.directories[1].store.checkpoint()))
+    await asyncio.sleep(30)
+    assert not hanging.done()
+    assert (await registered(cluster, bookie)).failed == ()
+    delays.stall_rate = 0.0
+    await hanging
+    assert (await registered(cluster, bookie)).failed == ()
+    await fill(cluster, cluster.caller(bookie), entries=7)
+    await check_served(cluster.caller(await cluster.restart()), entries=7)
+
+
 async def test_adds_that_wait_for_room_on_a_failing_disk_are_answered(cluster: Cluster, /) -> None:
     bookie = await start(cluster, A, B)
     caller, ledger = cluster.caller(bookie), of_directory(1)[0]
