@@ -310,8 +310,8 @@ LOAD_COLUMNS = ("bookie", "used", "after", "bytesOut", "bytesIn")
 
 @click.command()
 @click.option(
-    "--to-share", type=FiniteNumber(0.01, 0.99), default=None,
-    help="Until no bookie uses more of its disk than this share, such as 0.8.",
+    "--to-share", type=FiniteNumber(0.01, 0.99), default=0.8, show_default=True,
+    help="Until no bookie uses more of its disk than this share.",
 )  # fmt: skip
 @click.option("--group", default="", help="Only between bookies of this group.")
 @click.option("--dry-run", is_flag=True, help="Say what would move, how many bytes and how long; change nothing.")
@@ -322,7 +322,7 @@ LOAD_COLUMNS = ("bookie", "used", "after", "bytesOut", "bytesIn")
 @YES_OPTION
 @with_operator_options
 def rebalance(
-    session: CommandSession, to_share: float | None, group: str, dry_run: bool, show_status: bool, stop: bool,
+    session: CommandSession, to_share: float, group: str, dry_run: bool, show_status: bool, stop: bool,
     wait: bool, wait_s: float | None, yes: bool,
 ) -> None:  # fmt: skip
     """Move copies of sealed ledgers from the bookies whose disks are fullest to emptier ones.
@@ -338,8 +338,8 @@ def rebalance(
       magnetar bookies rebalance --status
       magnetar bookies rebalance --stop
     """
-    if sum((to_share is not None, show_status, stop)) != 1 or (dry_run and to_share is None):
-        raise click.UsageError("give one of --to-share, --status and --stop; --dry-run goes with --to-share")
+    if sum((dry_run, show_status, stop)) > 1:
+        raise click.UsageError("give one of --dry-run, --status and --stop")
     if show_status or stop:
         _print_rebalancing(session, ask_any_bookie(session, "rebalance-stop" if stop else "rebalance-status"))
         return
@@ -347,9 +347,7 @@ def rebalance(
     if dry_run:
         _print_plan(session, plan)
         return
-    if plan["ledgers"]:  # else it is refused, and says why
-        what = f"Move {format_count(plan['ledgers'], 'ledger')} ({plan['bytes']:,} bytes) to other bookies"
-        confirm_deletion(what, yes)
+    confirm_deletion(f"Move {format_count(plan['ledgers'], 'ledger')} ({plan['bytes']:,} bytes) to other bookies", yes)
     plan = ask_any_bookie(session, "rebalance", share=to_share, group=group)
     found = ask_any_bookie(session, "rebalance-status")
     if wait:
