@@ -46,6 +46,7 @@ from ..metadata.store import (
     NODE_ABSENT,
     MetadataStore,
     VersionedValue,
+    choose_read_delay,
     get_record,
     group_changes,
     put_record,
@@ -489,14 +490,21 @@ class Bookies:
                 revision = await self._metadata.revision()
                 await self._list()
                 self._listed.set()
-                async with aclosing(group_changes(self._metadata.watch(paths.BOOKIES_ROOT, revision))) as groups:
+                changes = group_changes(self._metadata.watch(paths.BOOKIES_ROOT, revision), self._choose_read_delay)
+                async with aclosing(changes) as groups:
                     async for changed in groups:
                         await self._apply_changes(changed)
+                await asyncio.sleep(self._choose_read_delay())
             except MagnetarError as error:
                 if not error.retryable:
                     raise
                 _LOG.warning("the watch on bookies broke, listing again: %s", error)
-                await asyncio.sleep(self._config.retry_s)
+                await asyncio.sleep(self._config.retry_s + self._choose_read_delay())
+
+    def _choose_read_delay(self) -> float:
+        """Returns the seconds to wait before the next read: the other processes of the cluster heard of the same
+        change at the same moment."""
+        return choose_read_delay(len(self._available), self._world.rng)
 
     async def refresh_bookie_list(self) -> None:
         """Lists the registered bookies again now, because the watch may lag. Callers at the same time share one

@@ -55,6 +55,11 @@ ANY_VERSION = -2
 
 CHANGES_PAUSE_S, CHANGES_PAUSE_S_MAX = 0.1, 2.0
 """Seconds for which the changes of a folder are collected, at least and at most, while they come one after another."""
+READS_SPREAD_ABOVE = 20
+"""Processes that watch a folder: fewer read what has changed at once, more do so within a moment (`choose_read_delay`).
+"""
+READS_SPREAD_EACH_S, READS_SPREAD_S_MAX = 0.001, 2.0
+"""The length of that moment: for each of the processes, and at most. So a thousand reads a second are asked for."""
 NODES_READ_AT_ONCE = 100
 """Nodes that are asked for together where a store has no request for many."""
 NODES_PER_PAGE = 3000
@@ -331,10 +336,22 @@ def _decode_readable_record(path: str, node: VersionedValue, cls: type[R]) -> R 
     return record
 
 
-async def group_changes(watch: AsyncIterator[NodeChanged | WatchReset]) -> AsyncGenerator[set[str]]:
+def choose_read_delay(processes: int, rng: random.Random) -> float:
+    """Returns the seconds that one of so many `processes`, which all watch a folder, waits before it reads what has
+    changed there. Each of them hears of the change at the same moment, and chooses at random. 0 for up to
+    READS_SPREAD_ABOVE processes."""
+    if processes <= READS_SPREAD_ABOVE:
+        return 0.0
+    return rng.random() * min(READS_SPREAD_S_MAX, READS_SPREAD_EACH_S * processes)
+
+
+async def group_changes(
+    watch: AsyncIterator[NodeChanged | WatchReset], choose_delay: Callable[[], float] = lambda: 0.0
+) -> AsyncGenerator[set[str]]:
     """Yields the paths that `watch` reports: the first at once, and while others come those of a pause together. The
     pause is CHANGES_PAUSE_S, and twice as long after each pause with a change, up to CHANGES_PAUSE_S_MAX. So a watcher
-    of a folder in which a thousand processes register asks some times, and not for each of them. Ends at a
+    of a folder in which a thousand processes register asks some times, and not for each of them. Before it yields,
+    waits for as many seconds as `choose_delay` returns, and takes what is reported meanwhile, too. Ends at a
     WatchReset. Raises the errors of the watch."""
     found, news = set[str](), asyncio.Event()
 
@@ -353,6 +370,8 @@ async def group_changes(watch: AsyncIterator[NodeChanged | WatchReset]) -> Async
             await news.wait()
             news.clear()
             if found:
+                if (delay_s := choose_delay()) > 0:
+                    await asyncio.wait([collecting], timeout=delay_s)
                 some, found = found, set()
                 yield some
             if collecting.done():

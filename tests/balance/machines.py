@@ -40,9 +40,17 @@ BUNDLES_EACH = 100
 LOOK_UPS = 2000
 
 
+WATCHERS = 200
+"""Processes of those that hear of one change: each of them connects to all bookies."""
+MOMENT_S = 0.01
+
+
 class Asked(NamedTuple):
+    """What one process asks; `busiest_share`: of the requests of the WATCHERS, those within one moment of MOMENT_S."""
+
     requests: int
     nodes: int
+    busiest_share: float = 0.0
 
 
 class Counter:
@@ -50,9 +58,11 @@ class Counter:
 
     def __init__(self, store: RemoteStore) -> None:
         self.requests = self.nodes = 0
+        self.asked_s: list[float] = []
         asks = store._ask
 
         async def ask(rpc: Any, request: Any, *of: Any, **more: Any) -> Any:
+            self.asked_s.append(asyncio.get_running_loop().time())
             reply = await asks(rpc, request, *of, **more)
             self.requests += 1
             self.nodes += len(getattr(reply, "nodes", ())) or 1
@@ -80,6 +90,33 @@ async def start_bookies(backend: SimulatedBackend, machines: int) -> Asked:
     await asyncio.sleep(5)
     assert await backend.simulation.spawn(backend.node(watching), table.count_healthy_bookies(0)) == machines
     return Asked(counter.requests, counter.nodes)
+
+
+async def change_one_bookie(backend: SimulatedBackend, machines: int) -> Asked:
+    """One of `machines` bookies registers again, after a quiet time, before WATCHERS processes that watch them."""
+    world, writing, bookies = backend.simulation.world, await backend.store(), list[tuple[str, bytes]]()
+    for each in range(machines):
+        record = BookieRecord(bookie=str(uuid.UUID(int=each)), endpoint=f"10.0.0.2:{each + 1}")
+        path = paths.bookie(record.bookie)
+        bookies.append((path, encode_record(record, path)))
+    for start in range(0, machines, 100):
+        puts = [PutNode(*each) for each in bookies[start : start + 100]]
+        await backend.simulation.spawn(backend.node(writing), writing.commit(puts))
+    counters = list[Counter]()
+    for _ in range(WATCHERS):
+        store = await backend.store()
+        table = Bookies(world(backend.node(store)), store, LedgerConfig())
+        await backend.simulation.spawn(backend.node(store), table.wait_bookies_listed())
+        counters.append(Counter(store))
+    await asyncio.sleep(5)
+    for each in counters:
+        each.asked_s.clear()
+    await backend.simulation.spawn(backend.node(writing), writing.put(*bookies[0]))
+    await asyncio.sleep(5)
+    asked = sorted(at for each in counters for at in each.asked_s)
+    busiest = max(sum(0 <= at - first < MOMENT_S for at in asked) for first in asked)
+    one = counters[0]
+    return Asked(one.requests, one.nodes, busiest / len(asked))
 
 
 async def take_over(backend: SimulatedBackend, machines: int) -> Asked:
@@ -124,7 +161,8 @@ async def _wait(found: Awaitable[Any]) -> Any:
 
 
 EVENTS: dict[str, Callable[[SimulatedBackend, int], Awaitable[Asked]]] = {
-    "start of all bookies": start_bookies, "take-over": take_over, "look-ups": look_up,
+    "start of all bookies": start_bookies, "change of one bookie": change_one_bookie, "take-over": take_over,
+    "look-ups": look_up,
 }  # fmt: skip
 
 

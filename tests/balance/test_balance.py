@@ -391,3 +391,13 @@ def test_what_a_process_asks_of_the_metadata_does_not_grow_with_the_machines(
     asked = count_requests(event, 200)
     assert asked.requests <= requests
     assert asked.nodes <= nodes * 200
+
+
+@pytest.mark.parametrize(("bookies", "busiest"), [(20, 1.0), (200, 0.15)])
+def test_processes_that_hear_of_the_same_change_read_it_one_after_another_in_a_large_cluster(
+    bookies: int, busiest: float
+) -> None:
+    """`busiest`: of 200 reads those in the busiest 10 ms. 20 bookies are read at once, 200 within 0.2 s."""
+    asked = count_requests("change of one bookie", bookies)
+    assert (asked.requests, asked.nodes) == (1, 1)
+    assert 0.5 * busiest < asked.busiest_share <= busiest

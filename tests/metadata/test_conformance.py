@@ -1,6 +1,7 @@
 """What metadata/store.py promises, asked of every store: SQLite in process, remote and simulated; ZooKeeper; etcd."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from magnetar.metadata.server import MetadataService
 from magnetar.metadata.store import (
     ANY_VERSION,
     NODE_ABSENT,
+    READS_SPREAD_ABOVE,
+    READS_SPREAD_S_MAX,
     VALUE_BYTES_MAX,
     CheckNodeVersion,
     DeleteNode,
@@ -20,6 +23,7 @@ from magnetar.metadata.store import (
     VersionedValue,
     WatchReset,
     allocate_ids,
+    choose_read_delay,
     group_changes,
     iterate_nodes,
     read_ledger_ids,
@@ -395,6 +399,36 @@ async def test_changes_that_come_together_are_reported_together_and_the_first_at
     reported.put_nowait(WatchReset(2))
     assert await anext(groups) == {"/b"}, "what came before the reset is reported"
     assert [each async for each in groups] == []
+
+
+async def test_what_changes_while_a_watcher_waits_to_read_is_read_with_it_and_the_end_ends_the_wait() -> None:
+    reported: asyncio.Queue[NodeChanged | WatchReset] = asyncio.Queue()
+    delays = iter([0.01, 3600.0])
+
+    async def watch() -> AsyncIterator[NodeChanged | WatchReset]:
+        while True:
+            yield await reported.get()
+
+    def choose_delay() -> float:
+        reported.put_nowait(NodeChanged("/later", 0, 2))
+        return next(delays)
+
+    groups = group_changes(watch(), choose_delay)
+    reported.put_nowait(NodeChanged("/a", 0, 1))
+    assert await anext(groups) == {"/a", "/later"}
+    reported.put_nowait(NodeChanged("/b", 0, 3))
+    reported.put_nowait(WatchReset(4))
+    assert await anext(groups) == {"/b"}, "the watch has ended: nothing more comes"
+    assert [each async for each in groups] == []
+
+
+def test_watchers_of_a_large_cluster_read_within_a_moment_and_those_of_a_small_one_at_once() -> None:
+    rng = random.Random(1)
+    assert {choose_read_delay(each, rng) for each in range(READS_SPREAD_ABOVE + 1)} == {0.0}
+    for processes, longest_s in ((21, 0.021), (1_000, 1.0), (1_000_000, READS_SPREAD_S_MAX)):
+        delays = [choose_read_delay(processes, rng) for _ in range(1_000)]
+        assert min(delays) < 0.1 * longest_s
+        assert 0.9 * longest_s < max(delays) <= longest_s
 
 
 async def test_a_watch_that_fails_fails_the_groups_of_its_changes() -> None:

@@ -485,6 +485,10 @@ def _passed_over() -> Iterator[Mutant]:
         ("M30f", brokers.primaries_take_all_back_at_once, "",
          "tests/balance/test_isolated.py::test_primary_brokers_that_flap_around_the_minimum_move_nothing_to_and_fro",
          "as M30e"),
+        ("M30p", metadata.changes_are_read_at_once, "",
+         "tests/balance/test_balance.py::"
+         "test_processes_that_hear_of_the_same_change_read_it_one_after_another_in_a_large_cluster",
+         "clusters of seeds have few bookies"),
         ("M30g", brokers.lost_copies_go_anywhere, "",
          "tests/ledger/test_bookie_groups.py::"
          "test_auto_recovery_makes_copies_within_the_group_and_elsewhere_only_when_the_group_is_used_up",

@@ -1,7 +1,8 @@
-"""Defects of the metadata on etcd (`metadata/etcd_core.py`)."""
+"""Defects of the metadata on etcd (`metadata/etcd_core.py`), and of what is read there."""
 
 from __future__ import annotations
 
+from magnetar.ledger import bookies
 from magnetar.metadata import etcd_core
 from magnetar.metadata.etcd_core import CommitPlanner, TreeWatch
 from magnetar.metadata.store import NodeChanged
@@ -19,6 +20,11 @@ def unanswered_is_refused(stack: Stack) -> None:
         return found if found.definite else Unavailable(found.message)
 
     put(stack, etcd_core, "translate_refusal", translate)
+
+
+def changes_are_read_at_once(stack: Stack) -> None:
+    """M30p: all processes of a large cluster read a changed bookie at the moment in which they hear of it."""
+    put(stack, bookies, "choose_read_delay", lambda processes, rng: 0.0)
 
 
 def commit_outlives_its_session(stack: Stack) -> None:
