@@ -81,13 +81,14 @@ class Watched(Balancer):
     def __init__(self) -> None:
         super().__init__()
         self.moving: dict[str, Move] = {}
-        self.ended_s: dict[str, float] = {}
+        self.ended_s: dict[str | tuple[str, str], float] = {}  # by bundle; a move that failed: and its source
 
     def plan_moves(self, now_s: float) -> list[Move]:
         moves = super().plan_moves(now_s)
         for each in moves:
             assert each.path not in self.moving
-            assert now_s - self.ended_s.get(each.path, -math.inf) >= MOVED_BUNDLE_REST_S
+            for rest in (each.path, (each.path, each.source)):
+                assert now_s - self.ended_s.get(rest, -math.inf) >= MOVED_BUNDLE_REST_S
             assert each.source != each.target
             assert each.points > 0
             self.moving[each.path] = each
@@ -98,8 +99,8 @@ class Watched(Balancer):
         return moves
 
     def end_move(self, path: str, moved: bool, now_s: float) -> None:
-        del self.moving[path]
-        self.ended_s[path] = now_s
+        source = self.moving.pop(path).source
+        self.ended_s[path if moved else (path, source)] = now_s
         super().end_move(path, moved, now_s)
 
 
@@ -180,9 +181,9 @@ def test_small_bundles_are_not_worth_their_pauses_while_their_broker_is_tolerabl
     assert balancer.plan_moves(feed(balancer, report("hot", *small), report("mean", 20.0), report("low", 17.0))) == []
     balancer = Balancer()
     moves = balancer.plan_moves(
-        feed(balancer, report("hot", *small, *[0.5] * 6), report("mean", 20.0), report("low", 14.0))
+        feed(balancer, report("hot", *small, *[0.5] * 10), report("mean", 20.0), report("low", 14.0))
     )
-    assert len(moves) == MOVES_PER_BROKER_MAX, "it is a quarter above the mean"
+    assert len(moves) == 2, "28 is more than a fifth above the mean, 20.7, and 27 is not"
     balancer = Balancer()
     moves = balancer.plan_moves(feed(balancer, *(report(f"b{at}", *small) for at in range(3)), report("new", 1.0)))
     assert {each.target for each in moves} == {"new"}, "a cold broker gets small ones, too"
@@ -226,6 +227,36 @@ def test_the_score_of_a_broker_that_carries_little_does_not_tell_what_a_bundle_c
     assert [round(each.points, 1) for each in moves] == [5.0] * 3, "by its score it could take one"
 
 
+def test_a_slow_broker_that_is_busy_tells_what_a_bundle_costs_there() -> None:
+    balancer = Balancer()
+    slow = report("slow", *[1.0] * 13, score=26.0)  # it does half as much a point
+    moves = balancer.plan_moves(feed(balancer, report("hot", *[3.0] * 17), slow))
+    assert [round(each.points, 1) for each in moves] == [3.0] * 2, "they cost 6 each there, and 38 is the mean"
+
+
+def test_a_bundle_counts_with_the_mean_of_its_last_reports_and_a_burst_at_once() -> None:
+    """A broker's load is at least that of its bundles: of 72 the burst is 30."""
+    for last, expected in ((2.0, [8.0]), (10.0, [10.0]), (30.0, [22.0])):
+        balancer = Balancer()
+        heavy = [report("hot", load, *[1.0] * 42, score=52.0) for load in (10.0, 10.0, 10.0, 10.0, 10.0, last)]
+        for number, each in enumerate(heavy, 1):
+            now_s = feed(balancer, each._replace(load=52.0), report("cold", 20.0), checks=1, from_s=10.0 * (number - 1))
+        moves = [each for each in balancer.plan_moves(now_s) if each.path == "/hot/0"]
+        assert [round(each.points) for each in moves] == expected, last
+
+
+def test_a_target_counts_as_busier_until_what_it_got_is_measured() -> None:
+    for checks, expected in ((3, 2), (8, 3)):
+        balancer = Balancer()
+        hot, cold = report("hot", *[6.9] * 12), report("cold", *[5.0] * 7, 3.0)
+        before = [each._replace(score=60.0) for each in (hot, cold)]
+        now_s = feed(balancer, *before, report("gone", 1e6, score=60.0))
+        balancer.forget_broker("gone")
+        assert balancer.plan_moves(now_s) == []
+        now_s = feed(balancer, hot, cold, checks=checks, from_s=now_s)
+        assert len(balancer.plan_moves(now_s)) == expected, "three of 6.9 are 20.7, and the mean is 22.4 above"
+
+
 def test_one_large_bundle_does_not_go_to_and_fro() -> None:
     balancer = Balancer()
     now_s = feed(balancer, report("hot", 80.0), report("cold", 2.0))
@@ -267,7 +298,7 @@ def test_a_move_that_failed_is_undone_in_the_averages_and_its_bundle_rests() -> 
     first = balancer.plan_moves(now_s)
     for each in first:
         balancer.end_move(each.path, False, now_s)
-    again = balancer.plan_moves(feed(balancer, hot, cold, checks=3, from_s=now_s))
+    again = balancer.plan_moves(feed(balancer, hot, cold, checks=6, from_s=now_s))
     assert {each.path for each in again}.isdisjoint(each.path for each in first)
     assert len(again) == 2
 
