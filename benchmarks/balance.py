@@ -5,20 +5,26 @@ a topic with a producer; one of HOT_EACH sends ten times as much as the others. 
 that are hot. Time counts from when all producers send, until the busiest broker is at most 1.25 times as busy as the
 mean, as the leader says in SEEN polls in a row: a move counts there when it begins, as expected. Then the cluster is
 watched for as long as --seconds says, at least WATCHED_S, for moves to and fro.
+
+Brokers that are equally busy may carry unequal messages. `why` in the detail says which part of a score is due to no
+message: a broker needs some points for itself, measured before the first move, when the messages of the brokers differ
+most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from statistics import fmean, linear_regression
+from typing import Any, NamedTuple
 
 from .harness import Options, Run
 
@@ -100,21 +106,69 @@ async def _skew(admin: Any, load: Load) -> None:
         await admin.topic_stats(name)
 
 
-async def _carried(admin: Any, load: Load) -> list[float]:
-    """What the producers send to each broker, messages a second."""
-    rates = Counter({each.endpoint: 0.0 for each in await admin.brokers()})
+class Carried(NamedTuple):
+    """A broker: how busy it is, as the leader says (100: a core), and what the producers send to it."""
+
+    score: float
+    messages_s: float
+    leads: bool
+
+
+async def _carried(admin: Any, load: Load) -> dict[str, Carried]:
+    """Returns what each broker carries, by its name."""
+    brokers = {each.endpoint: each.name for each in await admin.brokers()}
+    rates = Counter(dict.fromkeys(brokers.values(), 0.0))
     for name, rate in load.rates.items():
-        rates[(await admin.owner(name)).rpartition("/")[2]] += rate
-    return sorted(rates.values(), reverse=True)
+        rates[brokers[(await admin.owner(name)).rpartition("/")[2]]] += rate
+    told = await admin.balance_status()
+    scores = {each.broker: each.score for each in told.brokers}
+    return {name: Carried(scores.get(name, 0.0), rate, name == told.leader) for name, rate in sorted(rates.items())}
 
 
-def _max_to_mean(carried: list[float]) -> float:
-    return max(carried) * len(carried) / max(1e-9, sum(carried))
+def _max_to_mean(carried: Iterable[float]) -> float:
+    found = list(carried)
+    return max(found) * len(found) / max(1e-9, sum(found))
+
+
+def fit_cost(carried: Sequence[Carried]) -> tuple[float, float]:
+    """Returns (points that a broker needs without messages, points for a thousand messages a second), by least squares
+    over the brokers of different loads."""
+    rates, scores = [each.messages_s for each in carried], [each.score for each in carried]
+    if len(set(rates)) < 2:
+        return fmean(scores), 0.0
+    found = linear_regression(rates, scores)
+    return found.intercept, 1000 * found.slope
+
+
+def explain(before: Sequence[Carried], after: Sequence[Carried]) -> str:
+    """Returns why brokers that are equally busy carry unequal messages: the part of a score that is due to none, and
+    whether all of them are so idle that the balance leaves them alone."""
+    from magnetar.broker.cluster.balance_core import IDLE_POINTS
+
+    fixed, each = fit_cost(before)
+    mean = max(1e-9, fmean(one.score for one in after))
+    idle = "" if max(one.score for one in after) >= IDLE_POINTS else f"; none had {IDLE_POINTS:.0f}, so nothing moved"
+    return (
+        f"a broker needed {fixed:.1f} points without messages and {each:.1f} for a thousand a second, so of the mean "
+        f"score at the end, {mean:.1f}, {max(0.0, min(1.0, fixed / mean)):.0%} is due to no message{idle}"
+    )
 
 
 async def _is_balanced(admin: Any) -> bool:
     scores = [each.score for each in (await admin.balance_status()).brokers]
     return len(scores) == BROKERS and sum(scores) > BROKERS and _max_to_mean(scores) <= 1.25
+
+
+async def _wait_for_scores(admin: Any, load: Load, began: float) -> dict[str, Carried]:
+    """Returns what each broker carries at the last poll before the first move."""
+    found = await _carried(admin, load)
+    while time.perf_counter() - began < PATIENCE_S:
+        last = await _carried(admin, load)
+        if (await admin.balance_status()).moves:
+            break
+        found = last
+        await asyncio.sleep(POLL_S / 2)
+    return found
 
 
 async def _until_balanced(admin: Any, began: float) -> float | None:
@@ -140,16 +194,22 @@ async def _measure(cluster: Any, options: Options, run: Run) -> None:
         admin = await stack.enter_async_context(AdminClient(cluster.url))
         await _skew(admin, load)
         async with load.running(client, options.size):
-            began, before = time.perf_counter(), _max_to_mean(await _carried(admin, load))
+            began = time.perf_counter()
+            before = await _wait_for_scores(admin, load, began)
             took_s = await _until_balanced(admin, began)
             moves = (await admin.balance_status()).moves
             await asyncio.sleep(max(options.seconds, WATCHED_S))
-            told, after = await admin.balance_status(), _max_to_mean(await _carried(admin, load))
+            told, after = await admin.balance_status(), await _carried(admin, load)
     run.value = PATIENCE_S if took_s is None else round(took_s, 1)
     run.detail = {
-        "balanced": took_s is not None, "sent_before": round(before, 2), "sent_after": round(after, 2), "moves": moves,
-        "moves_later": told.moves - moves, "moves_failed": told.failed, "sent": load.sent,
-        "errors": dict(load.errors), "scores": {each.broker: each.score for each in told.brokers},
+        "balanced": took_s is not None, "moves": moves, "moves_later": told.moves - moves, "moves_failed": told.failed,
+        "sent": load.sent, "errors": dict(load.errors),
+        "sent_before": round(_max_to_mean(each.messages_s for each in before.values()), 2),
+        "sent_after": round(_max_to_mean(each.messages_s for each in after.values()), 2),
+        "busy_after": round(_max_to_mean(each.score for each in after.values()), 2),
+        "before": {name: each._asdict() for name, each in before.items()},
+        "after": {name: each._asdict() for name, each in after.items()},
+        "why": explain(list(before.values()), list(after.values())),
     }  # fmt: skip
 
 
@@ -162,6 +222,7 @@ def balance(options: Options) -> Run:
     try:
         with Cluster(Path(directory), bookies=3, brokers=BROKERS) as cluster:
             asyncio.run(_measure(cluster, options, run))
+        print(run.detail["why"], file=sys.stderr)
     finally:
         with suppress(OSError):
             shutil.rmtree(directory)

@@ -22,13 +22,13 @@ is above the mean by no more than that gives bundles that are worth a pause (MOV
 unless the target is cold; one that is above it by more gives as many small ones as bring it there.
 
 What is expected after a move is a guess. So the slow average has a weight, the reports that it counts as. It grows by
-one with each report, and falls when the true average may have changed by a share of it: by the share of the load that
-brokers had that are gone, or by as much as a move has shifted it, if its source was fully busy (FULL_POINTS) and may
-have had more to do than it showed; by MOVE_ERROR_SHARE of that otherwise (`_Averages.doubt`). While the weight is small, the average follows the reports quickly, a
-broker is hot or cold only if it is so by more (`_Averages.error`), and a pair whose gap needs crumbs, or a bundle that
-crosses the mean, waits (SETTLED_WEIGHT_MIN). What fits without doubt moves at once. Among a thousand brokers some seem
-least busy by chance alone: as a target a broker counts as the most that its average probably is (`_Averages.most`), and
-a bundle with the mean of its last reports (`_average`).
+one with each report, and falls when the true average may have changed by a share of it (`_Averages.doubt`): by the
+share of the load that brokers had that are gone, or by as much as a move has shifted it, if its source was fully busy
+(FULL_POINTS) and may have had more to do than it showed; by MOVE_ERROR_SHARE of that otherwise. While the weight is
+small, the average follows the reports quickly, a broker is hot or cold only if it is so by more (`_Averages.error`),
+and a pair whose gap needs crumbs, or a bundle that crosses the mean, waits (SETTLED_WEIGHT_MIN). What fits without
+doubt moves at once. Among a thousand brokers some seem least busy by chance alone: as a target a broker counts as the
+most that its average probably is (`_Averages.most`), and a bundle with the mean of its last reports (`_average`).
 
 A score cannot tell what one bundle costs. It is shared among the bundles of a broker by their loads; a bundle counts at
 its target as it does at the source, in proportion to what the two brokers do a point (`_points_at`): a slow broker gets
@@ -145,6 +145,17 @@ class BrokerLoad(NamedTuple):
     group: str = ""
     window_s: float = BALANCE_CHECK_INTERVAL_S
     takes_bundles: bool = True  # False while it drains
+
+
+def find_report_fault(report: BrokerLoad) -> str:
+    """Returns why the report cannot be true: a number that is negative, infinite or not a number, or a bundle twice.
+    "" if it can be."""
+    values = {"score": report.score, "load": report.load, "window_s": report.window_s}
+    values |= {f"load of {each.path}": each.load for each in report.bundles}
+    wrong = [f"its {name} is {each}" for name, each in values.items() if not (math.isfinite(each) and each >= 0)]
+    if len({each.path for each in report.bundles}) != len(report.bundles):
+        wrong.append("it names a bundle twice")
+    return wrong[0] if wrong else ""
 
 
 class Move(NamedTuple):
@@ -343,13 +354,10 @@ class Balancer:
         self._gone: dict[str, float] = {}  # load of forgotten brokers since the last plan, by group
 
     def add_report(self, report: BrokerLoad, now_s: float) -> None:
-        """Takes the report of a broker, that it has just measured. A report that cannot be true counts as none: with a
-        number that is negative, infinite or not a number, or with a bundle twice. A score above 100 counts as 100, and
+        """Takes the report of a broker, that it has just measured. One that cannot be true (`find_report_fault`) counts
+        as none. A score above 100 counts as 100, and
         a load as at least that of the bundles. `now_s`: monotonic seconds, as in the other methods."""
-        values = (report.score, report.load, report.window_s, *(each.load for each in report.bundles))
-        if not all(math.isfinite(each) and each >= 0 for each in values):
-            return
-        if len({each.path for each in report.bundles}) != len(report.bundles):
+        if find_report_fault(report):
             return
         load = max(report.load, sum(each.load for each in report.bundles))
         report = report._replace(score=min(report.score, 100.0), load=load)
@@ -476,7 +484,8 @@ class Balancer:
         turns = MOVES_PER_BROKER_MAX - max(self._on_its_way[each.report.name] for each in (source, target))
         candidates = [
             _Candidate(self._points_at(source, each.load), self._points_of(source, target, each.load), each)
-            for each in source.report.bundles if pool in (None, each.allowed) and self._may_move(each, source, target, now_s)
+            for each in source.report.bundles
+            if pool in (None, each.allowed) and self._may_move(each, source, target, now_s)
         ]  # fmt: skip
         wanted = math.inf if _is_cold(target, mean) else high - mean * (1 + TOLERATED_HOT_SHARE + source.error)
         small = MOVED_POINTS_SHARE_MIN * mean

@@ -5,7 +5,8 @@ Always (`AutomaticBalancer`): each broker of a group runs it, and the one that h
 leader. The record ends with its session. Every BALANCE_CHECK_INTERVAL_S the leader asks each broker for its load
 (`measure_load`), and gives the answers to the core (broker/cluster/balance_core.py). Then it asks the owners for the
 moves that the core has planned. It waits for no move. A broker that does not answer, or is of an older release, takes
-no part.
+no part. The load of one that cannot be true counts as no answer, and a WARNING names the broker, once
+until it reports one that can be.
 
     load    of a bundle: messages and KiB per second, and LOAD_PER_TOPIC for each topic, as its owner measures it
     score   of a broker, the largest of: the share of a core that its process uses, its bytes per second as a share of
@@ -66,6 +67,7 @@ from ..cluster.balance_core import (
     BrokerLoad,
     MovableBundle,
     Move,
+    find_report_fault,
 )
 from ..cluster.bundles_core import (
     BundleLoad,
@@ -276,6 +278,7 @@ class AutomaticBalancer:
         self._token = broker.world.rng.randbytes(8).hex()
         self._splits = SplitPlanner()
         self._throttle = LogThrottle(broker.world.clock)
+        self._refused = set[str]()  # brokers whose last report cannot be true
 
     async def run(self) -> None:
         """Checks the loads every BALANCE_CHECK_INTERVAL_S, until the task is cancelled; then also cancels the calls
@@ -384,6 +387,12 @@ class AutomaticBalancer:
             record.name, found.score, found.load, bundles, group=record.group, window_s=found.window_s,
             takes_bundles=may_get_bundles(record),
         )  # fmt: skip
+        if fault := find_report_fault(load):
+            if record.name not in self._refused:
+                _LOG.warning("the load that broker %s reports does not count: %s", record.name, fault)
+            self._refused.add(record.name)
+            return
+        self._refused.discard(record.name)
         balancer.add_report(load, self._now())
         crowded += [CrowdedBundle(each.path, each.why, each.hot_topic) for each in found.crowded[:REPORTED_BUNDLES_MAX]]
 

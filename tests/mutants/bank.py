@@ -50,6 +50,11 @@ _REBALANCE = "tests/bookie/maintenance/test_rebalance.py"
 _SURPLUS = "tests/bookie/maintenance/test_surplus.py"
 _DISKS = "tests/bookie/test_several_disks.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/test_service.py", "tests/bookie/store/test_checkpoint.py"
+_BALANCE = "tests/balance/"
+_LIAR = (
+    f"{_BALANCE}test_attacks.py"
+    "::test_a_broker_that_lies_neither_gets_everything_nor_keeps_the_others_from_their_balance"
+)
 _SPLIT = (
     "tests/broker/cluster/test_split.py"
     "::test_no_topic_has_two_owners_while_its_namespace_is_split_however_calls_interleave"
@@ -485,6 +490,18 @@ def _passed_over() -> Iterator[Mutant]:
         ("M30f", brokers.primaries_take_all_back_at_once, "",
          "tests/balance/test_isolated.py::test_primary_brokers_that_flap_around_the_minimum_move_nothing_to_and_fro",
          "as M30e"),
+        ("M30j", brokers.bundle_counts_with_one_report, "",
+         f"{_BALANCE}test_balance.py::test_a_bundle_counts_with_the_mean_of_its_last_reports_and_a_burst_at_once",
+         "seeds simulate no load"),
+        ("M30k", brokers.target_counts_as_measured, "",
+         f"{_BALANCE}test_balance.py::test_a_target_counts_as_busier_until_what_it_got_is_measured", "as M30j"),
+        ("M30l", brokers.slow_target_counts_as_fast, "",
+         f"{_BALANCE}test_balance.py::test_a_slow_broker_that_is_busy_tells_what_a_bundle_costs_there", "as M30j"),
+        ("M30m", brokers.claimed_bundle_rests_at_its_owner, "",
+         f"{_BALANCE}test_attacks.py::test_a_broker_that_claims_a_bundle_of_another_does_not_keep_it_there",
+         "as M30j"),
+        ("M30n", brokers.idle_liar_gets_bundles, "", f"{_LIAR}[idle]", "as M30j"),
+        ("M30o", brokers.light_liar_is_believed, "", f"{_LIAR}[light]", "as M30j"),
         ("M30p", metadata.changes_are_read_at_once, "",
          "tests/balance/test_balance.py::"
          "test_processes_that_hear_of_the_same_change_read_it_one_after_another_in_a_large_cluster",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
 from magnetar.bookie.maintenance import repair_worker
-from magnetar.broker.cluster import isolation_core, stored_core
+from magnetar.broker.cluster import balance_core, isolation_core, stored_core
+from magnetar.broker.cluster.balance_core import Balancer, BrokerLoad, _Averages
 from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.isolation_core import BrokerIsolation
 from magnetar.broker.cluster.ownership import BundlesChanged, Ownership
@@ -215,6 +217,50 @@ def any_broker_gets_a_bundle(stack: Stack) -> None:
 def primaries_take_all_back_at_once(stack: Stack) -> None:
     """M30f: bundles leave a fallback broker as soon as enough primary brokers are there, so a flap moves them twice."""
     put(stack, isolation_core, "FALLBACK_KEPT_S", 0.0)
+
+
+def bundle_counts_with_one_report(stack: Stack) -> None:
+    """M30j: a bundle counts with its last report, so of many those move whose load was said too low by chance."""
+    put(stack, balance_core, "BUNDLE_REPORTS", 1)
+
+
+def target_counts_as_measured(stack: Stack) -> None:
+    """M30k: a target counts as busy as its first report after a move says."""
+    put(stack, _Averages, "most", property(lambda self: self.slow))
+
+
+def slow_target_counts_as_fast(stack: Stack) -> None:
+    """M30l: what a bundle costs at a busy target is not told by the target's own points."""
+    put(stack, Balancer, "_points_of", lambda self, source, target, load: self._points_at(source, load))
+
+
+def claimed_bundle_rests_at_its_owner(stack: Stack) -> None:
+    """M30m: a bundle that another broker claims, and does not give away, rests at its owner."""
+    honest = Balancer.end_move
+
+    def end(self: Balancer, path: str, moved: bool, now_s: float) -> None:
+        honest(self, path, moved, now_s)
+        if not moved:
+            self._rest((path, ""), now_s)
+
+    put(stack, Balancer, "end_move", end)
+
+
+def idle_liar_gets_bundles(stack: Stack) -> None:
+    """M30n: a broker that carries much, and says that it is idle, gets bundles."""
+    put(stack, balance_core, "CARRIED_LOAD_RATIO_MAX", math.inf)
+
+
+def light_liar_is_believed(stack: Stack) -> None:
+    """M30o: a broker carries less than its bundles do, as it says."""
+    honest = Balancer.add_report
+
+    def add(self: Balancer, report: BrokerLoad, now_s: float) -> None:
+        honest(self, report, now_s)
+        if report.name in self._brokers:
+            self._brokers[report.name].load = report.load
+
+    put(stack, Balancer, "add_report", add)
 
 
 def lost_copies_go_anywhere(stack: Stack) -> None:

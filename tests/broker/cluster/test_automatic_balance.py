@@ -323,6 +323,7 @@ async def test_a_broker_of_an_older_release_or_with_loads_that_lie_gets_and_give
         assert (found.leaders, found.moved) == (["first"], 0)
         async with AdminClient(f"magnetar://{found.brokers['first'].endpoint}") as admin:
             assert [each.broker for each in (await admin.balance_status()).brokers] == ["first"]
+        assert "the load that broker third reports does not count: its score is nan" in caplog.text
 
 
 async def test_a_leader_whose_process_was_stopped_asks_again_who_leads_before_it_plans(
