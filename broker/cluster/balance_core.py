@@ -89,7 +89,7 @@ MOVE_ERROR_SHARE = 0.4
 """Of the points of a move: by so much its effect may differ from what is expected, if its source is not full."""
 REPORT_NOISE_SHARE = 0.2
 """The standard deviation of a report, as a share of the score: twice as much below an average counts as chance."""
-TOLERATED_HOT_SHARE = 0.22
+TOLERATED_HOT_SHARE = 0.21
 """Above HOT_BROKER_SHARE: nearer to the mean, small bundles are not worth their pauses."""
 MOVED_POINTS_SHARE_MIN = 0.075
 """Of the mean score: what a bundle that moves must relieve its broker of, unless that is hotter than tolerated."""
