@@ -209,8 +209,9 @@ class LedgerClient:
         self._taking = asyncio.Lock()
         self._unwanted: set[int] = set()  # ledgers that wait to be deleted
         self._deleting = asyncio.Lock()
-        self._writers: dict[int, LedgerWriter] = {}  # the open ones, and at most as many that ended
-        self._looked_at = 0  # number of open writers when the ended ones were dropped last
+        self._writers: dict[int, LedgerWriter] = {}  # the open ones, and at most as many that failed
+        self._looked_at = 0  # number of open writers when those that failed were dropped last
+        self._drop_writer = self._drop  # one bound method for all writers
 
     async def connect(self) -> None:
         """Lists the bookies and connects to some of them (`Bookies.connect`), so that the first ledger need not wait
@@ -316,11 +317,15 @@ class LedgerClient:
             wanted = reduce_striping(wanted, await self._bookies.count_healthy_bookies(wanted.ensemble_size), shrink)
         await self._bookies.choose_bookies_after_listing(wanted.ensemble_size, write_quorum=wanted.write_quorum)
 
+    def _drop(self, ledger_id: int) -> None:
+        self._writers.pop(ledger_id, None)
+
     def _remember(self, writer: LedgerWriter) -> None:
         if len(self._writers) > 2 * self._looked_at + TRACKED_WRITERS_MIN:
             self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.is_writable}
             self._looked_at = len(self._writers)
         self._writers[writer.ledger_id] = writer
+        writer.on_closed = self._drop_writer
 
     async def _fit(self, wanted: Striping, shrink: StripingReduction, groups: BookieGroups) -> Striping:
         well = await self._bookies.count_healthy_bookies(wanted.ensemble_size, groups)
@@ -410,7 +415,7 @@ class LedgerClient:
     async def close(self) -> None:
         """Abandons all open writers and closes the connections. The ledgers of these writers stay OPEN until a
         recovery."""
-        for writer in self._writers.values():
+        for writer in list(self._writers.values()):
             await writer.abandon()
         await self._bookies.close()
 

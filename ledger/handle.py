@@ -143,7 +143,7 @@ class AppendListener(Protocol):
 class LedgerWriter:
     """Appends entries to an OPEN ledger; a ledger has one writer. Made by `LedgerClient.create` or `make_writer`. Must
     be used in the event loop in which it was made. `listener` is told the outcomes of the entries that were appended
-    with `append_for_listener`."""
+    with `append_for_listener`; `on_closed` is called with the ledger's id when the ledger is closed."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
@@ -162,6 +162,7 @@ class LedgerWriter:
         self.listener: AppendListener | None = None
         self.tell_first_copies: Callable[[int], None] | None = None  # up to which entry; must not raise
         self._first_copies = -1
+        self.on_closed: Callable[[int], None] | None = None
         self._finished = asyncio.Event()
         self._entries_max, self._bytes_max = config.pending_entries_max, config.pending_bytes_max
         self._unanswered_max = config.unanswered_bytes_max
@@ -394,6 +395,8 @@ class LedgerWriter:
             if self._change_task is not None and self._change_task is not asyncio.current_task():
                 self._change_task.cancel()  # its outcome is not needed any more; it may be written or not
             self._finished.set()
+            if self.on_closed is not None and self._core.state is WriterState.CLOSED:
+                self.on_closed(self.ledger_id)
         if self._room is not None:
             self._wake_if_room()
         if self.listener is not None:

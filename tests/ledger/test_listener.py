@@ -154,3 +154,14 @@ async def test_what_has_not_left_when_its_ledger_ended_leaves_with_the_next_ledg
     await told.until(1)
     assert {head.ledger for bookie in cluster.bookies for head in bookie.requests} == {second.ledger_id}
     assert cluster.clients[0].bookies.memory.held == 0
+
+
+async def test_a_closed_ledger_is_not_kept_in_memory_and_a_client_closes_while_one_ends(cluster: Cluster) -> None:
+    client = cluster.client(QUICK)
+    writers = [await client.create() for _ in range(3)]
+    writers[0].append(b"1")
+    await writers[0].close()
+    assert set(client._writers) == {each.ledger_id for each in writers[1:]}
+    await writers[1].abandon()
+    await asyncio.gather(client.close(), writers[2].close(), return_exceptions=True)
+    assert all(not each.is_writable for each in writers)
