@@ -216,6 +216,11 @@ class LogAppender:
         )
 
     # ------------------------------------------------------------------ confirming
+    def remove_ledger(self) -> None:
+        """Forgets the writer of a ledger that has ended and that no other follows yet: the next publish needs one."""
+        self.writer, self._span = None, LedgerSpan(-1, 0)
+        self.queue.release_memory()
+
     def start_ledger(self, writer: LedgerWriter) -> None:
         """Starts to append to the ledger of `writer`. The topic's record must name this ledger already."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail_span

@@ -175,6 +175,14 @@ class Log(ReadableLog, Protocol):
         """Begins a new ledger, even if the present one is not full, and waits for that. Does nothing if the present
         ledger is empty. Raises NotEnoughBookies if no ledger can be created now."""
 
+    @property
+    def has_idle_ledger(self) -> bool:
+        """Returns True if a ledger is open that `close_idle_ledger` may close now."""
+
+    async def close_idle_ledger(self) -> None:
+        """Closes the ledger that is being written, and begins no other before the next publish. Does nothing unless
+        `has_idle_ledger`."""
+
     async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         """Calls the function `choose`, and deletes the ledgers whose ids it returns. Returns the ids of the deleted
         ledgers."""

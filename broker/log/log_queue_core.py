@@ -110,6 +110,12 @@ class LogQueue(Generic[Q]):
             self.pending.appendleft(queued)
         return stored
 
+    def release_memory(self) -> None:
+        """Called when no ledger is being written any more: gives back the memory of the queue if it is empty."""
+        assert self.ledger_id < 0, "a ledger that is written needs the queue"
+        if not self._sent and not self.pending:
+            self._sent = self.pending = _NONE
+
     def take_all(self) -> list[Q]:
         """Removes and returns all publishes, in order: first those that were sent, whose outcome is unknown, then those
         that were not sent. After this call no ledger accepts entries of this queue."""

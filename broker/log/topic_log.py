@@ -24,6 +24,10 @@ and learn its true end → create the next one and append it to the list, in one
 old ledger has → send the others again, in order → continue. When a change of the list raises TopicFenced, all work
 stops, and `on_lost` is called.
 
+`TopicLog.close_idle_ledger` does the first half of these steps: it stores in the list where the ledger ended, and makes
+no other one. The log is then as after a take-over: without a writer, and without anything that a next owner would have
+to recover.
+
 broker/log/managed_ledger.py changes the list of ledgers; broker/log/appender.py sends and confirms publishes.
 **Back-pressure** is in broker/topic/producer.py.
 
@@ -201,11 +205,12 @@ class TopicLog:
         )
 
     # ------------------------------------------------------------------ the next ledger
-    def _start_switch(self, draft: LedgerRecord | None = None) -> None:
+    def _start_switch(self, draft: LedgerRecord | None = None, *, idle: bool = False) -> None:
+        """`idle`: only ends the present ledger, if no publish comes meanwhile."""
         if self.state is TopicState.SERVING:
             self.state = TopicState.SWITCHING
             self._appender.queue.on_ledger_stopped()
-            self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
+            self._switching = self._tasks.spawn(self._switch(draft, idle=idle), "topic-log-switch")
 
     def create_first_ledger_early(self) -> None:
         """Creates the first ledger of this owner without waiting for a publish, if the last ledger was closed less than
@@ -237,11 +242,28 @@ class TopicLog:
         assert self._switching is not None, "a switch was started"
         await asyncio.wait([self._switching])
 
-    async def _switch(self, draft: LedgerRecord | None) -> None:
+    @property
+    def has_idle_ledger(self) -> bool:
+        """Returns True if a ledger is open, and every publish has its outcome."""
+        return (
+            self.state is TopicState.SERVING and self._appender.writer is not None and not self._appender.queue
+        )
+
+    async def close_idle_ledger(self) -> None:
+        """Closes the ledger that is being written, and begins no other: the next publish does. So a log that is not
+        written takes less memory, and its next owner has nothing to recover. Returns when the ledger is closed. If a
+        publish comes meanwhile, the log switches to the next ledger. Does nothing unless `has_idle_ledger`."""
+        if self.has_idle_ledger:
+            self._start_switch(idle=True)
+            assert self._switching is not None, "a switch was started"
+            await asyncio.wait([self._switching])
+
+    async def _switch(self, draft: LedgerRecord | None, *, idle: bool) -> None:
         try:
             async with asyncio.timeout(self._config.reroute_timeout_s), self._changing:
                 last_entry = await self._end_ledger()
-                await self._next_ledger(last_entry, draft)
+                if not idle or not await self._end_without_next(last_entry):
+                    await self._next_ledger(last_entry, draft)
         except TimeoutError:
             why = f": {self._managed_ledger.waits_for}" if self._managed_ledger.waits_for else ""
             self.abandon(
@@ -252,6 +274,9 @@ class TopicLog:
         except Exception as error:  # a fault of ours must not leave the topic between two ledgers for ever
             _LOG.exception("%s: the switch to the next ledger failed", self.topic)
             self.abandon(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
+        finally:
+            if self._switching is asyncio.current_task():
+                self._switching = None  # a task that has ended takes 0.6 KB
 
     async def _end_ledger(self) -> int:
         """Closes the ledger that is being written, or finds out where another process closed it. Returns the id of its
@@ -265,6 +290,27 @@ class TopicLog:
             raise DataLost(f"ledger {writer.ledger_id} was closed at {last_entry}, before {span.last_entry}")
         span.size = max(span.size, length)
         return last_entry
+
+    async def _end_without_next(self, last_entry: int) -> bool:
+        """Stores in the list where the last ledger ended, and adds no other. Returns False, for the caller to add one,
+        if a publish waits for it, or if it is not certain that the list was changed."""
+        _, ended = self._appender.end_ledger(last_entry)
+        if self._appender.queue or ended is None:
+            return False
+        try:
+            await self._managed_ledger.commit_closed_last_ledger(ended, terminated=None)
+        except MagnetarError as error:
+            if isinstance(error, TopicFenced) or not error.retryable:
+                raise
+            return False
+        self._managed_ledger.close_last_ledger_in_shape(ended)
+        self._appender.remove_ledger()
+        _LOG.debug("%s: ledger %d is closed: nothing was published for long", self.topic, ended.ledger_id)
+        if self.state is TopicState.SWITCHING:
+            self.state = TopicState.SERVING
+        if self._appender.queue:  # publishes that came during the commit
+            self._start_switch()
+        return True
 
     async def _next_ledger(self, last_entry: int, draft: LedgerRecord | None) -> None:
         """Adds a new ledger to the list. Then confirms the publishes that the old ledger has stored, and sends the

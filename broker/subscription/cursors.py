@@ -120,7 +120,7 @@ class DurableCursor:
         "_ledger_client", "_ledger_seeks", "_ledger_used", "_log", "_loop", "_metadata",
         "_on_fenced", "_path", "_record", "_record_due_s", "_record_seeks", "_record_version", "_replication",
         "_served", "_tasks", "_timer", "_version",
-        "_waiting", "_world", "_writing", "subscription", "topic", "writes",
+        "_waiting", "_world", "_writing", "_written_s", "subscription", "topic", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -143,6 +143,7 @@ class DurableCursor:
         self._ledger_client, self._replication = ledgers, replication
         self._ledger_used: SnapshotLedger[stored.CursorPiece] | None = None
         self._ledger_seeks = self._record_seeks = 0  # `Cursor.seeks` of the states in the ledger, and in the record
+        self._written_s = 0.0  # when the ledger was written last, by the monotonic clock
         self._record_version, self._record_due_s = -1, 0.0  # of the state in the record; when the next one may follow
         self._log: CursorWritePlanner | None = None  # the valid chunks of the ledger; None: nothing was written
         self._waiting: list[OnCursorStored] | None = None  # for the next write
@@ -435,7 +436,7 @@ class DurableCursor:
             if self._record_version >= 0:
                 self._record_version = -1
                 _LOG.info("%s/%s: the state is in a ledger again", self.topic, self.subscription)
-        self._ledger_seeks = write.seeks
+        self._ledger_seeks, self._written_s = write.seeks, self._world.clock.monotonic()
         self.writes += 1
         self.cursor.on_state_stored(write.version, write.mark)
 
@@ -504,6 +505,47 @@ class DurableCursor:
         await self._ledger.roll_ledger(write.entries, name)
         return True
 
+    # ------------------------------------------------------------------ a ledger that is not written
+    def has_idle_ledger(self, limit_s: float) -> bool:
+        """Returns True if a cursor ledger is open, has the whole state, and was not written for `limit_s` seconds."""
+        return (
+            self._ledger_used is not None and self._ledger_used.is_writable and self._writing is None
+            and not self._closed and not self.cursor.has_unstored_changes
+            and self._world.clock.monotonic() - self._written_s >= limit_s
+        )  # fmt: skip
+
+    async def close_idle_ledger(self) -> None:
+        """Closes the cursor ledger, which must have the whole state (`has_idle_ledger`), and stores the state in the
+        subscription's record, too, if it has room there. The next write begins another ledger. So a subscription that
+        is not used takes less memory, and its next owner has no ledger to recover. Writes of acknowledgements that come
+        meanwhile wait. Raises TopicFenced if another broker has claimed the subscription; only logs other errors."""
+        if self._tasks is None:
+            self._tasks = Tasks()
+        self._writing = self._tasks.spawn(self._close_idle(), "cursor ledger close")
+        await asyncio.wait([self._writing])
+
+    async def _close_idle(self) -> None:
+        try:
+            await self._ledger.close()
+            self._ledger.sequence += 1
+            state = plan_record_state(self.cursor, self._ledger.sequence, self._config.cursor_snapshot_bytes)
+            if state is not None and not state.lacks:
+                await self._change(partial(_with_state, state, is_ledger_older=True))
+                self._record_seeks = state.seeks
+                self.cursor.on_state_stored(state.version, state.mark)
+            self._log = None
+        except TopicFenced as error:
+            self._fail(error)
+            self._on_fenced(error)
+        except MagnetarError as error:
+            _LOG.warning("%s/%s: no snapshot: %s", self.topic, self.subscription, error)
+        finally:
+            self._writing = None
+            if self._waiting:
+                self._start()
+            elif self.cursor.has_unstored_changes:
+                self.schedule_write()
+
     # ------------------------------------------------------------------ ending
     def _fail(self, error: MagnetarError) -> None:
         """Stops all writing, and passes the error to each waiting caller."""
@@ -528,7 +570,8 @@ class DurableCursor:
         next owner delivers their messages again. Raises TopicFenced if another broker has claimed the subscription, or
         the error of a write that failed for good; the ledger is closed then, too."""
         try:
-            if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
+            is_open = self._ledger.is_writable or self._writing is not None
+            if not self._closed and (self.cursor.has_unstored_changes or is_open):
                 async with asyncio.timeout(self._config.close_timeout_s):
                     if not await self._put_snapshot() and self.cursor.has_unstored_changes:
                         await self.make_acks_durable_future()

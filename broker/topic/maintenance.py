@@ -45,6 +45,7 @@ from .admission_core import (
 )
 
 if TYPE_CHECKING:
+    from ..subscription.cursors import DurableCursor
     from .topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker.topic")
@@ -64,13 +65,13 @@ class TopicMaintenance:
 
     __slots__ = (
         "_ages", "_backlog_state", "_evicts", "_idle", "_messages_in", "_quiet_since", "_storage_state", "_topic",
-        "_unused_since", "_world", "asked_s", "evicted", "expired", "quota", "roll_idle_s",
+        "_unused_since", "_world", "asked_s", "evicted", "expired", "quota", "roll_idle_s", "unload_idle_s",
     )  # fmt: skip
 
-    def __init__(self, world: World, topic: Topic, roll_idle_s: float) -> None:
+    def __init__(self, world: World, topic: Topic, roll_idle_s: float, unload_idle_s: float) -> None:
         self._world = world
         self._topic = topic
-        self.roll_idle_s = roll_idle_s
+        self.roll_idle_s, self.unload_idle_s = roll_idle_s, unload_idle_s
         self.quota: BacklogQuotaState | None = None  # the stronger one of the next two
         self._backlog_state: BacklogQuotaState | None = None
         self._storage_state: BacklogQuotaState | None = None
@@ -167,6 +168,8 @@ class TopicMaintenance:
             return False
         try:
             if self._may_expire() or self._may_change_subscriptions() or self._must_roll() or self._find_trimmable():
+                return True
+            if self._has_idle_ledgers():
                 return True
             for part in topic.parts:
                 part.run_due_work(topic.applied)
@@ -384,6 +387,28 @@ class TopicMaintenance:
             unread=topic.retention_without_subscriptions(),
         )  # fmt: skip
 
+    def _has_idle_ledgers(self) -> bool:
+        """Returns True if a ledger of the topic or of a subscription is open, and was not written for
+        `unload_idle_s`. Counts from the last call of `_must_roll` that found new messages."""
+        now = self._world.clock.monotonic()
+        if not self.unload_idle_s or now - self._quiet_since < self.unload_idle_s:
+            return False
+        return self._topic.log.has_idle_ledger or any(self._find_idle_cursors())
+
+    def _find_idle_cursors(self) -> list[DurableCursor]:
+        limit_s = self.unload_idle_s
+        stores = [each.store for each in self._topic.subscriptions.values()]
+        return [each for each in stores if each is not None and each.has_idle_ledger(limit_s)]
+
+    async def close_idle_ledgers(self) -> None:
+        """Closes the ledger of the log and those of cursors, if nothing was published, or acknowledged, for
+        `unload_idle_s`, although clients are connected: the next publish and acknowledgement begin others. Raises the
+        errors of `DurableCursor.close_idle_ledger`."""
+        if self._has_idle_ledgers():
+            await self._topic.log.close_idle_ledger()
+            for cursor in self._find_idle_cursors():
+                await cursor.close_idle_ledger()
+
     async def trim_ledgers(self) -> None:
         """Deletes the ledgers of the topic that no holder needs. Raises the errors of `Topic.trim_ledgers`."""
         await self._topic.trim_ledgers()
@@ -414,7 +439,7 @@ class TopicMaintenance:
 MAINTENANCE_STEPS = (
     TopicMaintenance.expire_messages, TopicMaintenance.apply_backlog_quota, TopicMaintenance.run_due_work_of_parts,
     TopicMaintenance.roll_ledger, TopicMaintenance.trim_ledgers, TopicMaintenance.delete_idle_subscriptions,
-    TopicMaintenance.find_held_slots_of_topic,
+    TopicMaintenance.find_held_slots_of_topic, TopicMaintenance.close_idle_ledgers,
 )  # fmt: skip
 """The steps of `run_due_work`, in this order."""
 

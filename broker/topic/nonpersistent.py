@@ -234,6 +234,13 @@ class NonPersistentLog:
     async def roll_ledger(self) -> None:
         """Does nothing, because the log has only one ledger."""
 
+    @property
+    def has_idle_ledger(self) -> bool:
+        return False
+
+    async def close_idle_ledger(self) -> None:
+        """Does nothing, because the log always has its one ledger."""
+
     async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 

@@ -155,7 +155,7 @@ class Topic:
         self._woken_at = NO_POSITION  # the last stable position when subscriptions were woken
         self._broker_rates = rates
         self.admission = TopicAdmission(name, config.max_same_address_producers, config.max_same_address_consumers)
-        self.maintenance = TopicMaintenance(world, self, config.roll_idle_s)
+        self.maintenance = TopicMaintenance(world, self, config.roll_idle_s, config.unload_idle_s)
         self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.maintenance.must_pause_producers)
         self.replication = self._replication  # one bound method for all that ask
         self.log = storage.create_log(self)

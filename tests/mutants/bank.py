@@ -62,6 +62,7 @@ _SPLIT = (
 _WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
 _POWER = f"{_SERVICE}::test_answered_fence_holds_wherever_the_power_fails"
 _AFTER = f"{_SERVICE}::test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts"
+_TOPIC_LOG = "tests/broker/log/test_topic_log.py"
 _IDLE = f"{_CHECKPOINT}::test_fence_of_an_idle_ledger_survives_checkpoint_and_power_loss"
 FENCE: dict[str, tuple[str, ...]] = {
     "M07": (_WAITS, _POWER, _AFTER, _IDLE), "M07c": (_WAITS, _POWER, _AFTER), "M08": (_WAITS, _POWER),
@@ -277,6 +278,15 @@ def _processes() -> Iterator[Mutant]:
         ("M29", brokers.deleted_before_the_list, DIRECTED, "34",
          "tests/broker/log/test_topic_log.py::test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fails",
          "needs a trim and a metadata error at the same moment"),
+        ("M29d", brokers.idle_ledger_is_listed_as_open, DIRECTED, "",
+         f"{_TOPIC_LOG}::test_an_idle_ledger_ends_without_a_next_one_and_a_crash_then_leaves_nothing_to_recover",
+         "the next owner recovers it: slower, and nothing is lost"),
+        ("M29e", brokers.publish_does_not_follow_an_idle_ledger, DIRECTED, "",
+         f"{_TOPIC_LOG}::test_a_publish_while_an_idle_ledger_ends_is_stored_in_the_next_one",
+         "no seed is idle for so long"),
+        ("M29f", brokers.idle_cursor_ledger_stays_open, DIRECTED, "",
+         "tests/broker/subscription/test_cursors.py::"
+         "test_an_idle_cursor_ledger_ends_and_the_next_owner_finds_its_state", "as M29d"),
         ("M30", brokers.serves_on_after_another_owner, DIRECTED, "27",
          "tests/broker/log/test_topic_log.py",
          "needs an owner that goes on after it was replaced, and a roll-over by it"),

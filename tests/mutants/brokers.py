@@ -22,7 +22,8 @@ from magnetar.broker.log.compaction_core import SurvivingMessageSearch
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.log_queue_core import LogQueue, QueuedPublish, SequenceRange
 from magnetar.broker.log.log_shape_core import TrimLimit
-from magnetar.broker.log.managed_ledger import ManagedLedgerRecord
+from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord
+from magnetar.broker.log.snapshot_ledger import SnapshotLedger
 from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.subscription.core.key_shared import KeyShared
@@ -77,6 +78,34 @@ def deleted_before_the_list(stack: Stack) -> None:
         return await honest(self, choose)
 
     put(stack, TopicLog, "trim_ledgers", trim)
+
+
+def idle_ledger_is_listed_as_open(stack: Stack) -> None:
+    """M29d: the ledger of an idle topic ends, and the list of the topic does not say so (ours)."""
+
+    async def commit(self: ManagedLedger, ended: TopicLedger, *, terminated: bool | None) -> None:
+        pass
+
+    put(stack, ManagedLedger, "commit_closed_last_ledger", commit)
+
+
+def publish_does_not_follow_an_idle_ledger(stack: Stack) -> None:
+    """M29e: what is published while the ledger of an idle topic ends waits for the next publish (ours)."""
+    honest = TopicLog._end_without_next
+
+    async def end(self: TopicLog, last_entry: int) -> bool:
+        start, self._start_switch = self._start_switch, lambda *_, **__: None  # type: ignore[method-assign]
+        try:
+            return await honest(self, last_entry)
+        finally:
+            self._start_switch = start  # type: ignore[method-assign]
+
+    put(stack, TopicLog, "_end_without_next", end)
+
+
+def idle_cursor_ledger_stays_open(stack: Stack) -> None:
+    """M29f: the cursor ledger of an idle subscription is given up, and not closed (ours)."""
+    put(stack, SnapshotLedger, "close", SnapshotLedger.stop_writing)
 
 
 def ends_although_it_is_lost(stack: Stack) -> None:

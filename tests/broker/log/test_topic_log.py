@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.common.config import BrokerConfig, LedgerReplication
-from magnetar.broker.log import topic_log
+from magnetar.broker.log import log_queue_core, topic_log
 from magnetar.broker.log.appender import AGE_CHECK_INTERVAL_MS, Publish
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.log_queue_core import SequenceRange
@@ -780,3 +780,108 @@ async def test_an_open_ledger_of_a_dead_owner_is_closed_by_the_take_over(bench: 
     after = await bench.ledger(ledger_id)
     assert after is not None
     assert (after.state, after.last_entry) == (CLOSED, 0)
+
+
+# ------------------------------------------------------------------------------------- a ledger that is not written
+async def test_an_idle_ledger_ends_without_a_next_one_and_a_crash_then_leaves_nothing_to_recover(bench: Bench) -> None:
+    owner = await bench.owner()
+    owner.publish(3)
+    await owner.settled(3)
+    assert owner.log.has_idle_ledger
+    await owner.log.close_idle_ledger()
+    assert not owner.log.has_idle_ledger
+    assert (owner.log._appender.writer, owner.log.ensemble) == (None, {})
+    assert owner.log._appender.queue.pending is log_queue_core._NONE
+    (row,) = (await bench.list()).ledgers
+    assert (row.entries, row.end_index) == (3, 3)
+    owner.publish()
+    assert (await owner.settled(4))[-1][0] == 3
+    await owner.log.close_idle_ledger()
+    assert await owner.all() == [b"0", b"1", b"2", b"3"]
+    later = await bench.owner()
+    assert later.log._managed_ledger.recovered_ledgers == 0
+    assert await later.all() == [b"0", b"1", b"2", b"3"]
+    owner.publish()
+    assert isinstance((await owner.settled(5))[-1][1], OutcomeUnknown), "the former owner finds out"
+
+
+async def test_an_idle_ledger_without_entries_is_forgotten_when_the_next_one_begins(bench: Bench) -> None:
+    owner = await bench.owner()
+    owner.publish()
+    await owner.settled(1)
+    await owner.log.roll_ledger()
+    await owner.log.close_idle_ledger()
+    empty = (await bench.list()).ledgers[-1]
+    assert empty.entries == 0
+    owner.publish()
+    await owner.settled(2)
+    assert [row.entries for row in (await bench.list()).ledgers] == [1, -1]
+    assert await bench.ledger(empty.ledger_id) is None
+    assert await owner.all() == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("moment", ["before-the-list", "with-the-list", "after-the-list"])
+async def test_a_publish_while_an_idle_ledger_ends_is_stored_in_the_next_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    owner = await bench.owner()
+    owner.publish(2)
+    await owner.settled(2)
+    chain = owner.log._managed_ledger
+    end, commit = chain.end_ledger, chain.commit_closed_last_ledger
+
+    async def ending(*args: Any) -> tuple[int, int]:
+        if moment == "before-the-list":
+            owner.publish(2)
+        return await end(*args)
+
+    async def committing(*args: Any, **options: Any) -> None:
+        if moment == "with-the-list":
+            owner.publish(2)
+        await commit(*args, **options)
+        if moment == "after-the-list":
+            owner.publish(2)
+
+    monkeypatch.setattr(chain, "end_ledger", ending)
+    monkeypatch.setattr(chain, "commit_closed_last_ledger", committing)
+    await owner.log.close_idle_ledger()
+    assert [outcome[0] for outcome in await owner.settled(4)] == [0, 1, 2, 3]
+    assert [row.entries for row in (await bench.list()).ledgers] == [2, -1]
+    assert await owner.all() == [b"0", b"1", b"2", b"3"]
+
+
+async def test_an_idle_ledger_whose_end_is_not_certainly_listed_is_followed_by_the_next_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await bench.owner()
+    owner.publish()
+    await owner.settled(1)
+    chain = owner.log._managed_ledger
+    commit = chain.commit_closed_last_ledger
+
+    async def committing(*args: Any, **options: Any) -> None:
+        await commit(*args, **options)
+        chain.listed.record = replace(
+            chain.listed.record, ledgers=(replace(chain.listed.record.ledgers[-1], entries=-1),)
+        )
+        raise OutcomeUnknown("the answer was lost")
+
+    monkeypatch.setattr(chain, "commit_closed_last_ledger", committing)
+    await owner.log.close_idle_ledger()
+    assert owner.log.state is TopicState.SERVING
+    owner.publish()
+    await owner.settled(2)
+    assert [row.entries for row in (await bench.list()).ledgers] == [1, -1]
+    assert await owner.all() == [b"0", b"1"]
+
+
+async def test_a_topic_that_another_owner_has_is_lost_when_its_idle_ledger_ends(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish()
+    await first.settled(1)
+    second = await bench.owner()
+    await first.log.close_idle_ledger()
+    assert first.log.state is TopicState.LOST
+    second.publish()
+    await second.settled(1)
+    assert len(await second.all()) == 2

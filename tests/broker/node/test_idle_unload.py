@@ -13,12 +13,12 @@ from magnetar.broker.node import topic_manager
 from magnetar.broker.topic.admission_core import TopicUse, compute_release_delay_s, why_topic_stays
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.applied import AppliedPolicies
-from magnetar.proto.errors import ProducerFenced
+from magnetar.proto.errors import ProducerBusy, ProducerFenced
 from magnetar.proto.names import TopicName
 from magnetar.proto.states import TopicStays
 from tests.broker.topic.coordination import FakeCoordinator, coordinator
 from tests.broker.topic.test_maintenance import NAME, TOPIC, Deployment, deployment
-from tests.broker.topic.test_transactions import TxnProducer
+from tests.broker.topic.test_transactions import TxnProducer, shown
 from tests.support.cluster import TestConsumer, TestProducer
 
 IDLE_S = 1800
@@ -415,3 +415,96 @@ def _ttl(seconds: int) -> Any:
     from magnetar.proto.policies import Policies
 
     return Policies(message_ttl_s=seconds)
+
+
+# ----------------------------------------------------------------------------- its ledgers, while clients are connected
+def _open_ledgers(at: Deployment) -> int:
+    stores = [each.store for each in at.topic.subscriptions.values()]
+    return at.topic.log.has_idle_ledger + sum(each is not None and each.has_idle_ledger(0.0) for each in stores)
+
+
+async def _close_ledgers(at: Deployment) -> None:
+    """The topic is loaded, with its clients, and no ledger of it is open."""
+    topic = at.topic
+    await at.later(0)
+    await at.later(IDLE_S + 1)
+    assert _open_ledgers(at) == 0
+    assert at.topic is topic
+    assert not topic.is_ended
+
+
+async def test_an_idle_topic_with_clients_closes_its_ledgers_and_its_clients_go_on(at: Deployment) -> None:
+    producer, consumer = await at.producer(), await at.consumer("s")
+    for payload in (b"1", b"2"):
+        await producer.send(payload)
+        delivery = await consumer.receive()
+        await consumer.ack(delivery)
+        await at.topic.find_subscription("s").wait_durable()
+        await at.later(IDLE_S - 1)
+        assert _open_ledgers(at) == 2
+        await _close_ledgers(at)
+    assert at.topic.connected_client_count == 2
+    assert await at.backlog("s") == 0
+
+
+async def test_a_cursor_that_is_written_keeps_its_ledger_although_nothing_is_published(at: Deployment) -> None:
+    producer, consumer = await at.producer(), await at.consumer("s")
+    await producer.send(b"1")
+    await producer.send(b"2")
+    first, second = await consumer.receive(), await consumer.receive()
+    await at.later(0)
+    at.clock.ahead_s += IDLE_S + 1
+    await consumer.ack(first)
+    await at.topic.find_subscription("s").wait_durable()
+    await at.later(0)
+    assert not at.topic.log.has_idle_ledger
+    assert _open_ledgers(at) == 1
+    await consumer.ack(second)
+    await at.topic.find_subscription("s").wait_durable()
+    await _close_ledgers(at)
+
+
+async def test_sequence_ids_and_access_of_producers_outlive_the_end_of_idle_ledgers(at: Deployment) -> None:
+    await at.lay_down(deduplication=True)
+    exclusive = wire.OpenProducer.EXCLUSIVE
+    producer = await TestProducer(at.running.world, at.broker, TOPIC, access_mode=exclusive).opened()
+    consumer = await at.consumer("s")
+    await producer.send(b"1")
+    await consumer.ack(await consumer.receive())
+    await _close_ledgers(at)
+    producer.sequence_id = 0
+    assert (await producer.send(b"1")).duplicate
+    assert not (await producer.send(b"2")).duplicate
+    assert await consumer.receive_payloads(1) == [b"2"]
+    with pytest.raises(ProducerBusy):
+        await at.producer("q")
+
+
+async def test_what_is_delayed_unacknowledged_or_of_a_transaction_outlives_the_end_of_idle_ledgers(
+    at: Deployment, coordinator: FakeCoordinator
+) -> None:
+    key_shared = wire.Subscribe.KEY_SHARED
+    producer = await TxnProducer(at.running.world, at.broker, TOPIC).opened()
+    consumer = await at.consumer("s", type=key_shared)
+    txn = coordinator.begin()
+    await producer.send(b"held", key="a")
+    held = await consumer.receive()
+    await producer.send(b"later", key="b", deliver_at_ms=at.clock.wall_ms() + 2 * IDLE_S * 1000)
+    await producer.send_in(txn, b"of the transaction")
+    await _close_ledgers(at)
+    await producer.send(b"now", key="a")
+    assert await shown(at.broker) == [b"held", b"later"], "what follows the transaction waits for it"
+    await coordinator.end(at.topic, txn, True)
+    await at.later(IDLE_S)
+    assert sorted(await consumer.receive_payloads(3)) == [b"later", b"now", b"of the transaction"]
+    assert await at.backlog("s") == 4
+    await consumer.ack(held)
+    assert await at.backlog("s") == 3
+
+
+async def test_ledgers_of_a_connected_topic_stay_open_with_the_setting_off(tmp_path: Path) -> None:
+    async with deployment(tmp_path, unload_idle_s=0) as at:
+        await (await at.producer()).send(b"1")
+        await at.later(0)
+        await at.later(100 * IDLE_S)
+        assert at.topic.log.has_idle_ledger

@@ -17,7 +17,7 @@ from magnetar.broker.subscription import cursors
 from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
 from magnetar.metadata import paths
-from magnetar.metadata.records import CursorRecord, decode_record
+from magnetar.metadata.records import CLOSED, CursorRecord, LedgerRecord, decode_record
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import InternalError, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
@@ -420,3 +420,84 @@ async def test_a_removed_subscription_leaves_nothing(bench: Bench) -> None:
     await cursor.delete()
     assert await bench.store.get(cursor_path(TOPIC, "s")) is None
     assert not await bench.store.children(paths.LEDGERS)
+
+
+# -------------------------------------------------------------------------------------- a ledger that is not written
+async def written(bench: Bench, *entries: int, **changes: object) -> DurableCursor:
+    cursor = await bench.created(**changes)
+    ack(cursor, *entries)
+    await cursor.make_acks_durable_future()
+    return cursor
+
+
+async def ledger(bench: Bench) -> LedgerRecord:
+    path = paths.ledger((await bench.record()).ledger_id)
+    node = await bench.store.get(path)
+    assert node is not None
+    return decode_record(node.value, LedgerRecord, path)
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_an_idle_cursor_ledger_ends_and_the_next_owner_finds_its_state(bench: Bench, room: bool) -> None:
+    cursor = await written(bench, 0, 1, 5, cursor_snapshot_bytes=4096 if room else 1)
+    assert not cursor.has_idle_ledger(1e9), "it was written just now"
+    assert cursor.has_idle_ledger(0.0)
+    await cursor.close_idle_ledger()
+    assert not cursor.has_idle_ledger(0.0)
+    assert (await ledger(bench)).state == CLOSED
+    assert bool((await bench.record()).snapshot) is room
+    later = await bench.opened()
+    assert (later.cursor.mark, later.cursor.is_acked(Position(10, 5))) == ((10, 1), True)
+
+
+async def test_after_an_idle_cursor_ledger_the_next_write_begins_another_with_the_whole_state(bench: Bench) -> None:
+    cursor = await written(bench, 0, 1, 5)
+    before = await bench.record()
+    await cursor.close_idle_ledger()
+    ack(cursor, 7)
+    await cursor.make_acks_durable_future()
+    after = await bench.record()
+    assert after.ledger_id > before.ledger_id
+    assert after.snapshot == b"", "the ledger is newer"
+    later = await bench.opened()
+    assert [entry for entry in range(10) if later.cursor.is_acked(Position(10, entry))] == [0, 1, 5, 7]
+
+
+async def test_an_acknowledgement_while_an_idle_cursor_ledger_ends_is_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = await written(bench, 0)
+    change = DurableCursor._change
+    receipts: list[asyncio.Future[None]] = []
+
+    async def changing(self: DurableCursor, change_to: Callable[[CursorRecord], CursorRecord]) -> None:
+        await change(self, change_to)
+        if not receipts:
+            ack(cursor, 1)
+            receipts.append(cursor.make_acks_durable_future())
+
+    monkeypatch.setattr(DurableCursor, "_change", changing)
+    await cursor.close_idle_ledger()
+    await receipts[0]
+    monkeypatch.undo()
+    assert (await bench.opened()).cursor.mark == (10, 1)
+
+
+async def test_a_cursor_that_closes_while_its_idle_ledger_ends_leaves_it_closed(bench: Bench) -> None:
+    cursor = await written(bench, 0)
+    ending = asyncio.ensure_future(cursor.close_idle_ledger())
+    await asyncio.sleep(0)
+    await cursor.close()
+    await ending
+    assert (await ledger(bench)).state == CLOSED
+    assert (await bench.opened()).cursor.mark == (10, 0)
+
+
+async def test_a_former_owner_learns_it_when_its_idle_cursor_ledger_ends(bench: Bench) -> None:
+    first = await written(bench, 0)
+    second = await bench.opened()
+    await first.close_idle_ledger()
+    assert isinstance(bench.fenced[0], TopicFenced)
+    ack(second, 1)
+    await second.make_acks_durable_future()
+    assert (await bench.opened()).cursor.mark == (10, 1)
