@@ -15,6 +15,7 @@ import logging
 import socket
 import ssl
 from collections import deque
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -392,6 +393,11 @@ class _ClientConnection(Http2Connection[_Head]):
 _Attempt = asyncio.Task[_ClientConnection | MagnetarError]
 
 
+def _wake(waiting: asyncio.Future[None], _: object = None) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
 class GrpcChannel:
     """A client's channel to one gRPC server (`runtime.network.Channel`). Makes its connection at the first call, and
     again after it broke. Belongs to the event loop in which it is first used. The constructor raises
@@ -404,7 +410,8 @@ class GrpcChannel:
         self._tls = ChannelTls(access.tls) if access.tls is not None else None
         self._connection: _ClientConnection | None = None
         self._connecting: _Attempt | None = None  # with the newest credentials
-        self._attempts: set[_Attempt] = set()  # with those that were given up and have not ended
+        # with those that were given up and have not ended; and the calls that wait for each
+        self._attempts: dict[_Attempt, dict[asyncio.Future[None], None]] = {}
         self._old: list[_ClientConnection] = []  # that take no more calls; each ends with its last call
         self._unopened: set[_ClientStream] = set()
         self._calls: set[_UnaryCall] = set()
@@ -443,9 +450,29 @@ class GrpcChannel:
         """Returns the attempt to connect that is under way, or starts one."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
-            self._attempts.add(self._connecting)
-            self._connecting.add_done_callback(self._attempts.discard)
+            self._attempts[self._connecting] = {}
+            self._connecting.add_done_callback(self._on_attempt_ended)
         return self._connecting
+
+    def _on_attempt_ended(self, attempt: _Attempt) -> None:
+        for waiting in self._attempts.pop(attempt):
+            _wake(waiting)
+
+    async def _wait_ended(self, attempt: _Attempt, call: _UnaryCall) -> None:
+        """Waits until the attempt has ended, or the time of the call is over. The attempt has one callback for all
+        calls: removing one of many takes time for each that is left, and thousands of producers may wait."""
+        if attempt.done():
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        wake = partial(_wake, waiting)
+        self._attempts[attempt][waiting] = None
+        call.done.add_done_callback(wake)
+        try:
+            await waiting
+        finally:
+            call.done.remove_done_callback(wake)
+            if attempt in self._attempts:
+                del self._attempts[attempt][waiting]
 
     async def _connect(self) -> _ClientConnection | MagnetarError:
         connection = _ClientConnection()
@@ -564,7 +591,7 @@ class GrpcChannel:
         nothing was sent.
         """
         attempt = self._attempt()
-        await asyncio.wait((attempt, call.done), return_when=asyncio.FIRST_COMPLETED)
+        await self._wait_ended(attempt, call)
         if self._closed:
             raise ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         if not attempt.done():

@@ -259,6 +259,31 @@ async def test_a_port_that_accepts_and_stays_silent_may_speak_later(
             await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=0.01)
 
 
+async def test_however_many_calls_wait_for_a_connection_it_has_one_callback_for_them(bench: Bench) -> None:
+    """Each call that gives up would look at all others: the 50,000 producers of a client never came back."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        channel = bench.connect(Endpoint("127.0.0.1", silent.getsockname()[1]))
+        calls = [
+            asyncio.ensure_future(channel.call(LOOKUP, wire.LookupRequest(), timeout_s=timeout_s))
+            for timeout_s in (0.01, *[SOON_S] * 99)
+        ]
+        with pytest.raises(Unavailable, match="no answer"):
+            await calls[0]
+        assert channel._connecting is not None
+        assert len(channel._connecting._callbacks) == 1  # type: ignore[attr-defined]
+        assert len(channel._attempts[channel._connecting]) == 99
+        calls[1].cancel()
+        channel._connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calls[1]
+        for each in calls[2:]:
+            with pytest.raises(ConnectionLost):
+                await each
+        assert not channel._attempts
+
+
 async def test_a_call_above_the_limit_is_too_large(bench: Bench) -> None:
     async def lookup(request: Any, context: CallContext) -> Any:
         return wire.LookupReply()
