@@ -20,6 +20,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from .harness import Options, Run, Usage, percentiles, progress, server
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 TOPICS = 10_000
 AT_ONCE = 64
+OF_A_CLIENT = 25_000
+"""Producers of one client: a connection carries 50,000 (`connection_ids`)."""
 RECONNECTED = 25_000
 """Topics whose clients come back after the restart: what a broker takes over from one of four."""
 SETTLE_S = 5.0
@@ -79,11 +82,12 @@ async def _made(url: str, metrics_url: str, pid: int, count: int, before_mb: flo
     from magnetar.asyncio import Client
 
     producers: list[Producer] = []
-    async with Client(url) as client, AdminClient(url) as admin:
-        first = await client.create_producer("first")
+    async with AsyncExitStack() as opened, AdminClient(url) as admin:
+        clients = [await opened.enter_async_context(Client(url)) for _ in range(0, count, OF_A_CLIENT)]
+        first = await clients[0].create_producer("first")
 
         async def make(number: int) -> None:
-            producers.append(await client.create_producer(f"t{number}"))
+            producers.append(await clients[number // OF_A_CLIENT].create_producer(f"t{number}"))
             await admin.create_subscription(f"t{number}", "s")
 
         usage, begin = Usage(pid), time.perf_counter()
