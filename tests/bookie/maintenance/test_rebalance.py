@@ -170,8 +170,8 @@ def test_the_spread_falls_with_each_move_no_two_undo_each_other_and_all_that_mus
                 source, target = before[move.source], before[move.target]
                 assert record.state == CLOSED
                 assert move.target not in list_named_bookies(record), "never two copies on one bookie"
-                assert not (target.record.read_only or target.record.limbo or target.is_leaving)
-                assert not (source.record.limbo or source.is_leaving)
+                assert not target.record.read_only
+                assert not any((target.record.limbo, target.is_leaving, source.record.limbo, source.is_leaving))
                 assert decode_bookie_groups(record.properties).contains(target.record.group)
                 after = move_in_record(record, move)
                 check_ledger_record(after)
