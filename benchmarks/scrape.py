@@ -74,7 +74,8 @@ def stand_in_broker(topics: dict[str, Any], config: BrokerConfig) -> Any:
         metrics_topics=config.metrics_topics, publish_seconds=Histogram(DURATION_BOUNDS), bookie_statistics=dict,
         memory=CallerMemory(), coordinators=(), metadata_use=MetadataResponsiveness(clock),
         survey=TopicSurveyRunner(clock, topics.values), load_seconds=Histogram(DURATION_BOUNDS), lookups=0,
-        balancing=SimpleNamespace(statistics=dict), sharing=SimpleNamespace(statistics=dict), idle_unloads=0,
+        balancing=SimpleNamespace(statistics=dict), idle_unloads=0,
+        sharing=SimpleNamespace(statistics=dict, stored=SimpleNamespace(limits={})),
         shared_rates=(),
     )  # fmt: skip
     return SimpleNamespace(topic_manager=owned)

@@ -168,6 +168,11 @@ def check_tenant_name(text: str) -> str:
     return _check_strict("tenant", text)
 
 
+def check_resource_group_name(text: str) -> str:
+    """Returns `text` unchanged if it is a valid name of a resource group. Raises InvalidName otherwise."""
+    return _check_strict("resource group", text)
+
+
 def check_namespace_name(text: str) -> str:
     """Returns the local name of a namespace (without its tenant) unchanged. Raises InvalidName if it breaks the rules
     of names."""

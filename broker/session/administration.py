@@ -33,7 +33,7 @@ from ...proto.errors import (
     NotOwner,
     Unavailable,
 )
-from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_tenant_name
+from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_resource_group_name
 from ...proto.operations import Operation, find_answer_type
 from ...proto.policies import (
     NAMESPACE_LEVEL,
@@ -406,7 +406,7 @@ class Administration:
 
     async def get_resource_group(self, name: str) -> ResourceGroup:
         """Returns the rates of a resource group. Raises NotFound if there is none, and the errors of the metadata."""
-        found = await self._broker.policies.read_resource_group(check_tenant_name(name))
+        found = await self._broker.policies.read_resource_group(check_resource_group_name(name))
         if found is None:
             raise NotFound(f"there is no resource group {name!r}")
         return ResourceGroup(name, *(getattr(found, field) or 0 for field in RESOURCE_GROUP_FIELDS))
@@ -416,7 +416,7 @@ class Administration:
         limit. Others stay as they are. Raises InvalidName, InvalidRequest, and the errors of the metadata."""
         fields = dict(zip(RESOURCE_GROUP_RATES, RESOURCE_GROUP_FIELDS, strict=True))
         given = Policies(**{fields[rate]: value for rate, value in rates.items()})  # type: ignore[arg-type]
-        await self._broker.policies.change_resource_group(check_tenant_name(name), given)
+        await self._broker.policies.change_resource_group(check_resource_group_name(name), given)
 
     async def delete_resource_group(self, name: str) -> None:
         """Deletes a resource group. Reads a record for each namespace. Raises NotFound if there is none; Busy if a
@@ -433,7 +433,7 @@ class Administration:
     async def _check_resource_group(self, given: Policies) -> None:
         """Raises InvalidRequest if `given` names a resource group that does not exist."""
         group = given.resource_group
-        if group and await self._broker.policies.read_resource_group(check_tenant_name(group)) is None:
+        if group and await self._broker.policies.read_resource_group(check_resource_group_name(group)) is None:
             raise InvalidRequest(f"there is no resource group {group!r}: create it first", setting="resource_group")
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from ...proto.errors import (
     TopicNotFound,
     Unavailable,
 )
-from ...proto.names import TopicName, check_subscription_name, check_tenant_name
+from ...proto.names import TopicName, check_resource_group_name, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode_policies, encode_policies
 from ...proto.schema import SchemaInfo, encode_version
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
@@ -597,7 +597,7 @@ async def delete_tenant(self: OperationCaller, name: str) -> None:
 # ------------------------------------------------------------------------------------ resource groups
 async def resource_group(self: OperationCaller, name: str) -> values.ResourceGroup:
     """Returns the rates of a resource group. Raises NotFound if there is no such group."""
-    return await self._call(op.GET_RESOURCE_GROUP, name=check_tenant_name(name))
+    return await self._call(op.GET_RESOURCE_GROUP, name=check_resource_group_name(name))
 
 
 async def set_resource_group(
@@ -617,12 +617,12 @@ async def set_resource_group(
         "dispatch_rate_messages": dispatch_rate_messages, "dispatch_rate_bytes": dispatch_rate_bytes,
     }  # fmt: skip
     given = {rate: value for rate, value in rates.items() if value is not None}
-    await self._call(op.SET_RESOURCE_GROUP, name=check_tenant_name(name), **given)
+    await self._call(op.SET_RESOURCE_GROUP, name=check_resource_group_name(name), **given)
 
 
 async def delete_resource_group(self: OperationCaller, name: str) -> None:
     """Deletes a resource group. Raises NotFound if there is no such group, Busy if a namespace has it."""
-    await self._call(op.DELETE_RESOURCE_GROUP, name=check_tenant_name(name))
+    await self._call(op.DELETE_RESOURCE_GROUP, name=check_resource_group_name(name))
 
 
 # ------------------------------------------------------------------------------------ namespaces

@@ -119,8 +119,8 @@ async def test_right_arguments_of_every_method_are_sent() -> None:
         required = [each for each in inspect.signature(method).parameters.values()
                     if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]  # fmt: skip
         given = {each.name: GOOD[each.name] for each in required}
-        if "name" in given and ("topic" in given or "tenant" in name):
-            given["name"] = "s"  # of a subscription, or a tenant
+        if "name" in given and ("topic" in given or "tenant" in name or "group" in name):
+            given["name"] = "s"  # of a subscription, a tenant, or a group
         if name != "close":
             with pytest.raises(MagnetarError, match="carried"):
                 await method(**given)
