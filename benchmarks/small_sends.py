@@ -94,7 +94,8 @@ def durability(options: Options) -> Run:
         with measured(run, server=running.pid):
             ends = time.perf_counter() + options.at_most(WARM_UP_S) + options.seconds * len(producers)
             counts_from = ends - options.seconds * len(producers)
-            while (now := time.perf_counter()) < ends:
+            now = time.perf_counter()
+            while now < ends or not all(took.values()):
                 for name, producer in producers.items():
                     for content in contents[:TURN_SENDS]:
                         at = time.perf_counter()
@@ -102,6 +103,7 @@ def durability(options: Options) -> Run:
                         if now >= counts_from:
                             took[name].append(time.perf_counter() - at)
                     producer.flush()  # type: ignore[attr-defined]  # of acks=none, not in the time of the next one
+                now = time.perf_counter()
         admin.close()
         middle = {name: sorted(each)[len(each) // 2] for name, each in took.items()}
         run.value = middle["disk, acks=quorum"] / middle["memory, acks=quorum"]

@@ -219,6 +219,9 @@ class Proxy:
         if source is None:
             ends = [Endpoint(*writer.get_extra_info(name)[:2]) for name in ("peername", "sockname")]
             source = self._source_of(ends[0], ends[1])
+            if not source:  # whoever it was has closed it, or connects again
+                _abort(writer)
+                return
         connection = _Connection(self, source, target, (reader, writer))
         task = asyncio.current_task()
         assert task is not None
