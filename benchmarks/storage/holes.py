@@ -4,16 +4,20 @@ Ten million messages in batches of a thousand are received by one consumer, whic
 The value is the CPU of the whole server (broker, bookie and metadata in one process) until the last of them is durable.
 Then it is killed and started again: the first delivery, and whether anything that was acknowledged comes again.
 `single_*` in the detail: the same number of messages that are an entry each, through the broker's cursor alone, in the
-sets that the SDK sends (ten million entries take too long to produce).
+sets that the SDK sends (ten million entries take too long to produce). `patterns` in the detail: what holes take in
+memory, by their pattern, before and after they are compressed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..harness import Options, Run, Usage, measured, progress, server
+
+if TYPE_CHECKING:
+    from magnetar.broker.log.log_shape_core import LogShape
 
 TOPIC = "holes"
 BATCH = 1000
@@ -46,7 +50,7 @@ def holes(options: Options) -> Run:
                 seconds = time.perf_counter() - begin
             grown = Usage(running.pid).read()["rss_mb"] - before
         run.value = run.processes["server"]["cpu_s"]
-        run.detail = {"acks": acks, "seconds": seconds, "memory_mb": grown, **single(acks)}
+        run.detail = {"acks": acks, "seconds": seconds, "memory_mb": grown, **single(acks), "patterns": patterns()}
         running.kill()
         run.detail |= _restarted(running, acks)
     return run
@@ -114,15 +118,11 @@ def single(acks: int) -> dict[str, float]:
     """Whole entries: parse, cursor, and the whole state as it is stored."""
     from pyroaring import BitMap
 
-    from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
     from magnetar.broker.subscription.core.cursor import Cursor
     from magnetar.broker.subscription.core.cursor_state import CursorState
     from magnetar.broker.subscription.core.positions import CursorWritePlanner
 
-    shape = LogShape()
-    for number in range(2 * acks // LEDGER_ENTRIES):
-        first = number * LEDGER_ENTRIES
-        shape.add(LedgerSpan(number, first, LEDGER_ENTRIES - 1, first + LEDGER_ENTRIES))
+    shape = _shape_of(2 * acks // LEDGER_ENTRIES)
     requests = [
         (number, BitMap(range(first + 1, min(first + 2 * GROUP, LEDGER_ENTRIES), 2)).serialize())
         for number in range(2 * acks // LEDGER_ENTRIES)
@@ -141,3 +141,49 @@ def single(acks: int) -> dict[str, float]:
     return {
         "single_cpu_s": seconds, "single_memory_mb": cursor.memory_bytes / 1e6, "single_stored_mb": stored / 1e6,
     }  # fmt: skip
+
+
+def patterns() -> dict[str, dict[str, float]]:
+    """What the holes of twenty ledgers take in memory, acknowledged one by one: bytes a hole as they are then, and
+    compressed, which is done before anything is held up (`Cursor.exceeds_memory`). `left`: compressed, for each entry
+    between the holes that is not acknowledged. The budget is 64 MiB: so many of them are possible."""
+    import random
+
+    from magnetar.broker.subscription.core.cursor import Cursor
+    from magnetar.broker.subscription.core.cursor_state import CursorState
+    from magnetar.proto.names import Position
+
+    rng, ledgers, found = random.Random(1), 20, dict[str, dict[str, float]]()
+    shape = _shape_of(ledgers)
+    for name, holes in (
+        ("alternating", range(1, LEDGER_ENTRIES, 2)),
+        ("a half by chance", sorted(rng.sample(range(1, LEDGER_ENTRIES), LEDGER_ENTRIES // 2))),
+        ("1 of 16", range(1, LEDGER_ENTRIES, 16)),
+        ("1 of 1000", range(1, LEDGER_ENTRIES, 1000)),
+        ("1 of each ledger", (1,)),
+        ("all but 1 of 10", [each for each in range(LEDGER_ENTRIES) if each % 10]),
+        ("all but 1 of 1000", [each for each in range(LEDGER_ENTRIES) if each % 1000]),
+        ("all but 1 of each ledger", range(1, LEDGER_ENTRIES)),
+    ):
+        cursor = Cursor(shape, CursorState(shape.start_position))
+        for number in range(ledgers):
+            for entry in holes:
+                cursor.ack(Position(number, entry))
+        loose, count = cursor.memory_bytes, cursor.hole_entry_count
+        cursor.exceeds_memory(0)
+        left = ledgers * LEDGER_ENTRIES - count
+        found[name] = {
+            "loose": loose / count, "compressed": cursor.memory_bytes / count, "left": cursor.memory_bytes / left,
+            "holes_in_64_mib_m": count * (64 << 20) / cursor.memory_bytes / 1e6,
+        }  # fmt: skip
+    return found
+
+
+def _shape_of(ledgers: int) -> LogShape:
+    from magnetar.broker.log.log_shape_core import LedgerSpan, LogShape
+
+    shape = LogShape()
+    for number in range(ledgers):
+        first = number * LEDGER_ENTRIES
+        shape.add(LedgerSpan(number, first, LEDGER_ENTRIES - 1, first + LEDGER_ENTRIES))
+    return shape

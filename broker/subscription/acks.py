@@ -401,7 +401,7 @@ class TransactionalAcks(SubscriptionAcks):
             return False
         before = cursor.pending.entry_count if cursor.pending is not None else 0
         entries = before + sum(map(len, new.entries.values())) + len(new.parts)
-        if entries > ENTRIES_MAX or cursor.memory_bytes > memory_bytes_max:
+        if entries > ENTRIES_MAX or cursor.exceeds_memory(memory_bytes_max):
             raise AckRefusal.TOO_MANY_PENDING.error()
         pending_acks.add_pending_acks(cursor, txn, new)
         for ledger_id, each in new.entries.items():

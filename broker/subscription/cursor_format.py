@@ -158,7 +158,7 @@ def encode_cursor_chunk_body(key: CursorChunkKey, cursor: Cursor) -> bytes:
     if key.kind is CursorChunkKind.NOTE:
         return cursor.note
     if key.kind is CursorChunkKind.HOLES:
-        return _holes_body(cursor.acked[key.ledger_id], covered)
+        return _holes_body(cursor.holes.compress_holes_of_ledger(key.ledger_id), covered)
     if key.kind is CursorChunkKind.PENDING:
         return _pending_body(cursor.pending, key) if cursor.pending is not None else b""
     parts: list[bytes] = []
@@ -209,7 +209,6 @@ def _txn_row(txn: TxnId, acks: TxnAcks, key: CursorChunkKey) -> bytes:
 
 
 def _holes_body(holes: BitMap, covered: range) -> bytes:
-    holes.run_optimize()
     if holes.min() >= covered.start and holes.max() < covered.stop:
         return holes.serialize()
     return (holes & BitMap(covered)).serialize()

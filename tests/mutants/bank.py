@@ -595,6 +595,13 @@ def _passed_over() -> Iterator[Mutant]:
          "tests/broker/log/test_log_shape.py"
          "::test_ten_thousand_topics_of_one_age_end_their_ledgers_evenly_over_a_fifth_of_it",
          "a seed lives for minutes, and has few topics"),
+        ("M97p", subscriptions.loose_holes_stop_delivery, "",
+         "tests/broker/subscription/core/test_dispatch.py"
+         "::test_holes_that_take_few_bytes_when_they_are_compressed_hold_up_nothing",
+         "subscriptions of seeds have few holes"),
+        ("M97q", subscriptions.written_holes_keep_their_size, "",
+         "tests/broker/subscription/core/test_cursor.py"
+         "::test_the_size_of_holes_that_a_write_has_compressed_is_counted_again", "as M97p"),
         ("M99q", subscriptions.holes_from_before_a_seek_count, "",
          "tests/broker/subscription/test_cursors.py"
          "::test_after_a_seek_the_holes_of_an_older_ledger_do_not_count", "bookies of seeds take ledgers"),

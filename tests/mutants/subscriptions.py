@@ -12,7 +12,7 @@ from magnetar.broker.session import backlogs
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.session.schedules import ScheduleRunner
 from magnetar.broker.subscription import cursors, expiry
-from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor import AckHoles, Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.subscription.core.fair_shared import FairKeyQueues, FairShared, KeyQueue
@@ -264,6 +264,22 @@ def name_is_free_at_once(stack: Stack) -> None:
             self._deleting.clear()
 
     put(stack, SubscriptionRegistry, "_remove", remove)
+
+
+def loose_holes_stop_delivery(stack: Stack) -> None:
+    """M97p: bitmaps that are not compressed hold up new messages, though compressed they take a twentieth."""
+    put(stack, AckHoles, "compress_all_holes", lambda self: None)
+
+
+def written_holes_keep_their_size(stack: Stack) -> None:
+    """M97q: a bitmap that a write has compressed counts with its size from before."""
+
+    def compressed(self: AckHoles, ledger_id: int) -> BitMap:
+        holes = self._acked[ledger_id]
+        holes.run_optimize()
+        return holes
+
+    put(stack, AckHoles, "compress_holes_of_ledger", compressed)
 
 
 def holes_from_before_a_seek_count(stack: Stack) -> None:

@@ -8,8 +8,9 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - The mark advances only over contiguous acknowledged entries, and never goes backwards; `seek` alone sets it freely.
 - Nothing beyond the last confirmed entry can be acknowledged: the caller checks that against the log's shape.
 - No hole is ever dropped, and their number is not limited. `memory_bytes` is what they cost, and past the budget the
-  dispatcher delivers nothing new (`broker/subscription/core/dispatch.py`). A bitmap of a million alternating holes
-  takes 250 KB.
+  dispatcher delivers nothing new (`broker/subscription/core/dispatch.py`). The bitmaps are compressed first
+  (`exceeds_memory`): then they take at most four bytes for each entry between them that is not acknowledged, and a
+  constant for each ledger. A bitmap of a million alternating holes takes 250 KB.
 - `version` grows with every change; `persisted` is the version that is stored. `has_unstored_changes` compares them.
   Which pieces of the state have changed since they were stored is in `changed_chunks`: a `CursorChunkKey` each, the
   unit that is written again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites
@@ -39,6 +40,7 @@ from ...log.log_shape_core import LogShape, TrimLimit
 from .cursor_state import (
     BATCH_INDEXES_MAX,
     COMMIT_NOTE_KEY,
+    HOLES_OF_LEDGER_BYTES,
     NO_REDELIVERY_COUNT,
     REDELIVERY_COUNT_BYTES,
     CursorChunkKey,
@@ -65,7 +67,7 @@ class AckHoles:
     counts the memory that the bitmaps take. A `Cursor` creates this object with its first hole, because most cursors
     have none."""
 
-    __slots__ = ("_acked", "_sizes", "_unsized", "full")
+    __slots__ = ("_acked", "_loose", "_sizes", "_unsized", "full")
 
     def __init__(self, acked: dict[int, BitMap]) -> None:
         self._acked = acked
@@ -75,6 +77,8 @@ class AckHoles:
         """Bytes of the bitmap of a ledger."""
         self._unsized = set(acked)
         """Ledgers whose bitmap has changed since it was measured."""
+        self._loose = set(acked)
+        """Ledgers whose bitmap has changed since it was compressed."""
 
     def get_or_create_hole_bitmap(self, ledger_id: int) -> BitMap:
         """Returns the bitmap with the holes of a ledger. The caller may change it. Creates an empty bitmap if the
@@ -82,8 +86,26 @@ class AckHoles:
         holes = self._acked.get(ledger_id)
         if holes is None:
             holes = self._acked[ledger_id] = BitMap()
-        self._unsized.add(ledger_id)
+        self._on_bitmap_changed(ledger_id)
         return holes
+
+    def _on_bitmap_changed(self, ledger_id: int) -> None:
+        self._unsized.add(ledger_id)
+        self._loose.add(ledger_id)
+
+    def compress_holes_of_ledger(self, ledger_id: int) -> BitMap:
+        """Brings the bitmap with the holes of a ledger, which must have some, into the form that takes the least
+        memory, and returns it."""
+        holes = self._acked[ledger_id]
+        holes.run_optimize()
+        self._unsized.add(ledger_id)
+        self._loose.discard(ledger_id)
+        return holes
+
+    def compress_all_holes(self) -> None:
+        """Brings each bitmap that has changed since it was compressed into the form that takes the least memory."""
+        for ledger_id in list(self._loose):
+            self.compress_holes_of_ledger(ledger_id)
 
     def discard_holes_of_ledger(self, ledger_id: int) -> None:
         """Removes all holes in the ledger, which must have some."""
@@ -91,6 +113,7 @@ class AckHoles:
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
+        self._loose.discard(ledger_id)
 
     def discard_holes_up_to(self, mark: Position) -> None:
         """Removes the holes up to and including the position `mark`."""
@@ -100,7 +123,7 @@ class AckHoles:
         holes = self._acked.get(ledger_id)
         if holes is not None and holes.min() <= entry_id:
             holes.remove_range(0, entry_id + 1)
-            self._unsized.add(ledger_id)
+            self._on_bitmap_changed(ledger_id)
             if not holes:
                 self.discard_holes_of_ledger(ledger_id)
 
@@ -111,10 +134,10 @@ class AckHoles:
 
     @property
     def memory_bytes(self) -> int:
-        """How many bytes of memory the bitmaps take. The size is computed again only for the bitmaps that have
-        changed."""
+        """How many bytes of memory the bitmaps take, and what is kept for each of their ledgers. The size is computed
+        again only for the bitmaps that have changed."""
         for ledger_id in self._unsized:
-            self._sizes[ledger_id] = bitmap_memory_bytes(self._acked[ledger_id])
+            self._sizes[ledger_id] = HOLES_OF_LEDGER_BYTES + bitmap_memory_bytes(self._acked[ledger_id])
         self._unsized.clear()
         return sum(self._sizes.values())
 
@@ -127,6 +150,7 @@ class AckHoles:
             assert holes, "an empty bitmap is kept"
             assert Position(ledger_id, holes.min()) > mark, "a hole is before the mark"
         assert set(self._acked) == set(self._sizes) | self._unsized, "a bitmap is not measured"
+        assert self._loose <= set(self._acked), "a bitmap is to be compressed that is not kept"
 
 
 class Cursor:
@@ -562,6 +586,15 @@ class Cursor:
         pending = self.pending.memory_bytes if self.pending is not None else 0
         holes = self.holes.memory_bytes if self.acked else 0
         return holes + self._partial_bytes + counted + pending
+
+    def exceeds_memory(self, bytes_max: float) -> bool:
+        """Returns True if the state takes more than `bytes_max` bytes of memory, even when all holes are compressed. A
+        bitmap that was changed by single acknowledgements may take twenty times as much as it needs."""
+        if self.memory_bytes <= bytes_max:
+            return False
+        if self.acked:
+            self.holes.compress_all_holes()
+        return self.memory_bytes > bytes_max
 
     @property
     def hole_entry_count(self) -> int:

@@ -25,6 +25,10 @@ PARTIAL_BATCH_BYTES, REDELIVERY_COUNT_BYTES = 300, 250
 """Bytes of memory that a partial batch takes in addition to its bits, and that a redelivery count takes: a position,
 numbers, and a place in a sorted dictionary."""
 
+HOLES_OF_LEDGER_BYTES = 500
+"""Bytes of memory of a ledger with holes beside its bitmap: places in dictionaries, and the row of the stored chunk
+(measured with 50,000 ledgers of one hole: 484)."""
+
 
 class CursorChunkKind(enum.IntEnum):
     """The kinds of chunks. A chunk is a part of the stored state of a cursor. It covers 2 ** `block_bits` entries of

@@ -265,7 +265,7 @@ class Dispatcher:
             return policy.busy
         if (
             (cursor.acked or cursor.partial or cursor.counts or cursor.pending is not None)
-            and cursor.memory_bytes > self.memory_bytes_max and position > cursor.last_hole_position
+            and cursor.exceeds_memory(self.memory_bytes_max) and position > cursor.last_hole_position
         ):  # fmt: skip
             return Blocked.HOLES
         return _tuple(PlannedRead, (position,))

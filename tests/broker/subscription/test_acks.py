@@ -185,7 +185,7 @@ async def test_complaint_10_more_than_ten_thousand_holes_survive_a_clean_restart
 async def test_complaint_10_a_subscription_past_its_memory_says_so_once_and_goes_on_by_itself(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with cluster(tmp_path, cursor_memory_bytes=300) as running:
+    async with cluster(tmp_path, cursor_memory_bytes=800) as running:
         await filled(running, 200)
         mine = await consumer(running, permits=1, type=wire.Subscribe.SHARED)
         subscription = running.brokers[0].topics[TOPIC].find_subscription("s")

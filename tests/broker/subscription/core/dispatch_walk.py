@@ -177,7 +177,21 @@ class Walk:
             if number % 8 == 0:
                 self.dispatcher.check()
                 self.cursor.check()
+                self.check_owners()
         self.heal()
+
+    def check_owners(self) -> None:
+        """Before the read position each entry that is neither acknowledged nor pending is in memory elsewhere: it is
+        outstanding, waits, is held back, or is delayed. Its memory is of the order of that of the holes. A ledger
+        without such entries is one run."""
+        dispatcher = self.dispatcher
+        out: set[Position] = set().union(*(each.outstanding for each in dispatcher.members.values()))
+        for position, item in self.items.items():
+            if position < dispatcher.read_position and not self.cursor.is_acked_or_pending(position):
+                assert (
+                    position in out or position in dispatcher.held or dispatcher.policy.is_entry_waiting(item)
+                    or (dispatcher.delays is not None and dispatcher.delays.is_delayed(position))
+                ), f"{position} is before the read position, and nothing delivers it again"  # fmt: skip
 
     def heal(self) -> None:
         """Everybody reads and acknowledges: all of the backlog goes out, in as many rounds as it takes."""

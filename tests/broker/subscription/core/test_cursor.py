@@ -7,7 +7,8 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.log_shape_core import LogShape, TrimLimit
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of_indexes
+from magnetar.broker.subscription.core.cursor_state import HOLES_OF_LEDGER_BYTES, CursorState, bits_of_indexes
+from magnetar.broker.subscription.core.positions import CursorWritePlanner
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 
@@ -88,6 +89,44 @@ def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
     assert (cursor.hole_entry_count, cursor.holes.hole_range_count, cursor.mark) == (100_000, 100_000, Position(10, -1))
     cursor.ack(Position(10, 0))
     assert cursor.mark == (10, 1)
+    cursor.check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 70_000), st.integers(1, 2000), st.integers(1, 70_000)), max_size=4))
+def test_holes_take_a_bit_an_entry_or_four_bytes_for_each_entry_that_is_left_between_them(
+    left: list[tuple[int, int, int]],
+) -> None:
+    """`left`: ranges of entries that are not acknowledged. The worst is a hole alone in its ledger."""
+    size = 140_000
+    shape = shape_of(1, size)
+    cursor = cursor_on(shape)
+    open_entries = BitMap().union(*[BitMap(range(first, size, step)[:count]) for first, step, count in left])
+    holes = BitMap(range(size)) - open_entries
+    cursor.ack_entries_of_ledger(20, holes)
+    if not holes:
+        return
+    cursor.exceeds_memory(0)
+    containers = (size >> 16) + 1
+    constant = HOLES_OF_LEDGER_BYTES + 200 + 22 * containers
+    assert cursor.memory_bytes <= constant + 4 * len(open_entries), "a run ends at an entry that is left"
+    assert cursor.memory_bytes <= constant + 2 * len(holes), "an array has two bytes for each"
+    assert cursor.memory_bytes <= constant + 8192 * containers, "a bitset has a bit for each entry"
+    cursor.check()
+
+
+def test_the_size_of_holes_that_a_write_has_compressed_is_counted_again() -> None:
+    size = 50_000
+    cursor = cursor_on(shape_of(1, size))
+    for entry in range(size):
+        if entry % 1000:
+            cursor.ack(Position(20, entry))
+    loose = cursor.memory_bytes
+    planned = CursorWritePlanner().plan_write(cursor, 1)
+    assert cursor.memory_bytes < loose / 7
+    assert cursor.memory_bytes < HOLES_OF_LEDGER_BYTES + 200 + 2 * sum(map(len, planned.entries))
+    cursor.ack(Position(20, 1000))
+    assert cursor.memory_bytes < loose / 7, "a bitmap of runs stays one"
     cursor.check()
 
 

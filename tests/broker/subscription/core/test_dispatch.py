@@ -164,7 +164,7 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
     """Pulsar drops what is above 10,000 holes, and a restart delivers it again."""
     shape = shape_of(1000)
     cursor = Cursor(shape, CursorState(shape.start_position))
-    dispatcher = Dispatcher(shape, cursor, policy_of(SHARED), memory_bytes_max=700)
+    dispatcher = Dispatcher(shape, cursor, policy_of(SHARED), memory_bytes_max=1200)
     member = Member(1, "c")
     dispatcher.join(member)
     dispatcher.grant_permits(member, 10_000)
@@ -188,6 +188,30 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
         cursor.ack(position)
         dispatcher.on_acked(member, position)
     assert dispatcher.choose_next_read() == PlannedRead(last), "it goes on by itself"
+
+
+def test_holes_that_take_few_bytes_when_they_are_compressed_hold_up_nothing() -> None:
+    """One message in a thousand stays unacknowledged: bitmaps of eight kilobytes each, and of a few runs."""
+    size, ledgers = 5000, 12
+    shape = shape_of(*[size] * ledgers)
+    cursor = Cursor(shape, CursorState(shape.start_position))
+    dispatcher = Dispatcher(shape, cursor, policy_of(SHARED), memory_bytes_max=10_000)
+    member = Member(1, "c")
+    dispatcher.join(member)
+    dispatcher.grant_permits(member, size * ledgers + 1)
+    most = 0
+    while isinstance(want := dispatcher.choose_next_read(), PlannedRead):
+        ledger, first = want.position
+        read = range(first, min(first + 500, size))
+        for given in dispatcher.assign_entries([Item(Position(ledger, entry)) for entry in read]):
+            if given.entry.position.entry_id % 1000:
+                cursor.ack(given.entry.position)
+                dispatcher.on_acked(member, given.entry.position)
+        most = max(most, cursor.memory_bytes)
+    assert want is Blocked.CAUGHT_UP, "nothing new was held up"
+    assert most > 10_000, "while they were not compressed they took more than the budget"
+    assert len(member.outstanding) == ledgers * size // 1000
+    cursor.check()
 
 
 def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_holes_still_comes() -> None:
