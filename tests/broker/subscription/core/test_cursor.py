@@ -130,6 +130,22 @@ def test_the_size_of_holes_that_a_write_has_compressed_is_counted_again() -> Non
     cursor.check()
 
 
+def test_what_is_acknowledged_after_holes_were_compressed_takes_no_more_than_before_when_they_are_again() -> None:
+    """A bitmap of runs takes four bytes for each alone that is added, and no other form by itself."""
+    size, block = 120_000, 1 << 16
+    loose, cursor = cursor_on(shape_of(1, size)), cursor_on(shape_of(1, size))
+    for each in (loose, cursor):
+        each.ack_entries_of_ledger(20, BitMap(range(1, 1000)))
+    cursor.exceeds_memory(0)
+    for entry in range(1001, block, 2):
+        for each in (loose, cursor):
+            each.ack(Position(20, entry))
+    assert cursor.memory_bytes > 15 * 8192
+    assert not cursor.exceeds_memory(loose.memory_bytes)
+    assert cursor.memory_bytes == loose.memory_bytes
+    cursor.check()
+
+
 def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
     cursor = cursor_on(shape_of(5))
     assert not cursor.has_unstored_changes
