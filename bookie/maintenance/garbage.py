@@ -21,8 +21,8 @@ pass that finds that the metadata was restored or went back since: then an opera
 A copy is *surplus* when the ledger's record is CLOSED and names other bookies alone: what a repair or a rebalancing
 (repair_core.py, rebalance_core.py) made elsewhere leaves it behind. A pass drops it when
  1. the store is not in limbo, and the metadata did not go back (as above);
- 2. the ledger has no repair mark, and every bookie that its record names is registered, not in limbo, and says of no
-    failed disk that the ledger is on it;
+ 2. the ledger has no repair mark and no report of damaged entries, and every bookie that its record names is
+    registered, not in limbo, and says of no failed disk that the ledger is on it;
  3. that is so in two passes at least `grace_s` apart (`doubt_s`: as above);
  4. it is so once more while the store admits no add to the ledger, and says that it holds nothing of it
     (`Store.dropping`). A worker marks a ledger before it asks what a bookie holds, and names the bookie before it takes
@@ -555,14 +555,15 @@ class GarbageCollector:
         return found & descriptors.ledger_ids()
 
     async def _select_surplus(self, ledgers: BitMap64) -> BitMap64:
-        """Returns those of `ledgers` whose copies here are surplus now, by conditions 1 and 2. The mark of a ledger is
-        read before its record."""
+        """Returns those of `ledgers` whose copies here are surplus now, by conditions 1 and 2. What is reported of a
+        ledger, and its mark, are read before its record."""
         metadata, wanted = self._metadata(), list(ledgers)
         bookies = await metadata.read_nodes(paths.AVAILABLE_BOOKIES) if wanted else {}
         there = dict[str, records.BookieRecord]()
         for name, node in bookies.items():
             with contextlib.suppress(records.DamagedRecord):
                 there[name] = records.decode_record(node.value, records.BookieRecord, paths.bookie(name))
+        damaged = set(await metadata.children(paths.DAMAGED_LEDGERS) if wanted else ())
         found = BitMap64()
         for at in range(0, len(wanted), _READS_MAX):
             some = [f"{ledger:020d}" for ledger in wanted[at : at + _READS_MAX]]
@@ -574,7 +575,7 @@ class GarbageCollector:
                 except records.DamagedRecord as error:
                     UNREADABLE_RECORDS.record_unreadable(path, error)
                     continue
-                if name not in marked and is_surplus(record, self._bookie, there):
+                if name not in marked and name not in damaged and is_surplus(record, self._bookie, there):
                     found.add(record.ledger_id)
         if self._store.descriptors.limbo_upto >= 0 or self._has_gone_back():
             return BitMap64()

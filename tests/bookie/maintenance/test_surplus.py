@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 from magnetar.bookie.maintenance.garbage import GarbageCollector, GarbageResult
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.entrylog.compaction import CompactionResult
+from magnetar.ledger.bookies import store_damage_report
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.runtime.sim.disk import DiskOperation
@@ -104,8 +105,9 @@ async def test_a_bookie_that_dropped_copies_is_no_vote_keeps_the_fence_and_takes
 
 @pytest.mark.parametrize(
     "why",
-    ["open", "named", "named in one fragment", "marked", "other is away", "other is in limbo", "disk of other failed"],
-)
+    ["open", "named", "named in one fragment", "marked", "damage is reported", "other is away", "other is in limbo",
+     "disk of other failed"],
+)  # fmt: skip
 async def test_copies_stay_while_they_may_be_needed(cluster: Cluster, /, why: str) -> None:
     bookie, caller = await with_logs(cluster)
     if why != "other is away":
@@ -114,6 +116,8 @@ async def test_copies_stay_while_they_may_be_needed(cluster: Cluster, /, why: st
     await put_record(cluster, MOVED, *named, state=records.OPEN if why == "open" else records.CLOSED)
     if why == "marked":
         await put_mark(cluster)
+    if why == "damage is reported":
+        await store_damage_report(cluster.metadata, MOVED, OTHER, [(3, 4)])
     for _ in range(3):
         done = await collect(cluster, bookie)
         assert (done.surplus, done.dropped) == (0, 0)
