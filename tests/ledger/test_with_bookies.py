@@ -87,6 +87,7 @@ async def test_a_bookie_that_comes_back_elsewhere_is_reached_there(deployment: D
     for name in ("b0", "b1", "b2"):
         await deployment.stop_bookie(deployment.bookies[0].id)
         await deployment.start_bookie(name)
+    await client._bookies.refresh_bookie_list()  # changes that come together are read together, a moment later
     again = await client.create()
     assert await again.append(b"new") == 0
     assert await read_all(await client.open(writer.ledger_id)) == [b"kept"]
