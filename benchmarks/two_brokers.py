@@ -95,7 +95,8 @@ class CpuShare:
         """Moves the process with its threads into the group, and pins all of them to `core` if there is one."""
         (self._path / "cgroup.procs").write_text(str(pid))
         for task in Path(f"/proc/{pid}/task").iterdir() if core is not None else ():
-            os.sched_setaffinity(int(task.name), {core})
+            with suppress(ProcessLookupError):  # a thread that has ended
+                os.sched_setaffinity(int(task.name), {core})
 
     def count_throttled(self) -> tuple[int, int]:
         """Returns in how many periods processes of the group ran, and in how many of them they had to wait."""
