@@ -176,7 +176,7 @@ async def test_a_bookie_that_hangs_costs_a_read_the_wait_and_not_the_time_out(cl
     writer = await cluster.client().create()
     await writer.append(b"there")
     await writer.close()
-    client = cluster.client(replace(QUICK, read_timeout_s=20.0, speculative_read_s=0.02))
+    client = cluster.client(replace(QUICK, read_timeout_s=20.0, speculative_read_s=0.5))
     reader = await client.open(writer.ledger_id)
     first = await _first_asked(cluster, client, writer.ledger_id)
     first.silent.add(BookieOperation.READ)
