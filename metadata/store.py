@@ -318,12 +318,15 @@ async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> 
     return None if record is None else (record, node.version)
 
 
-async def read_readable_records(store: MetadataStore, folder: str, cls: type[R]) -> list[R]:
-    """Returns the records directly below `folder`, sorted by name, without those that this process cannot decode, which
-    are logged and counted (`UNREADABLE_RECORDS`). Raises the errors of `MetadataStore.read_nodes`."""
-    nodes = await store.read_nodes(folder)
-    found = [_decode_readable_record(f"{folder}/{name}", node, cls) for name, node in nodes.items()]
-    return [record for record in found if record is not None]
+async def read_readable_records(
+    store: MetadataStore, folder: str, cls: type[R], names: Collection[str] | None = None
+) -> dict[str, R]:
+    """Returns the records directly below `folder`, by name, sorted, without those that this process cannot decode,
+    which are logged and counted (`UNREADABLE_RECORDS`). `names`: only those; None: all. Raises the errors of
+    `MetadataStore.read_nodes`."""
+    nodes = await store.read_nodes(folder, names)
+    found = {name: _decode_readable_record(f"{folder}/{name}", node, cls) for name, node in nodes.items()}
+    return {name: record for name, record in found.items() if record is not None}
 
 
 def _decode_readable_record(path: str, node: VersionedValue, cls: type[R]) -> R | None:

@@ -18,8 +18,8 @@ the ledgers that it lacks now are deleted (`AcceptedMetadataState`). A later pas
 conditions 1, 2, 5 (with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first
 pass that finds that the metadata was restored or went back since: then an operator is asked again.
 
-A copy is *surplus* when the ledger's record is CLOSED and names other bookies alone: what a repair or a rebalancing
-(repair_core.py, rebalance_core.py) made elsewhere leaves it behind. A pass drops it when
+A copy is *surplus* when the ledger's record is CLOSED and names other bookies alone. A repair or a rebalancing that
+makes the copies elsewhere leaves it behind (repair_core.py, rebalance_core.py). A pass drops it when
  1. the store is not in limbo, and the metadata did not go back (as above);
  2. the ledger has no repair mark and no report of damaged entries, and every bookie that its record names is
     registered, not in limbo, and says of no failed disk that the ledger is on it;
@@ -47,7 +47,6 @@ restarted more often than that (schedule).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -58,7 +57,7 @@ from pyroaring import BitMap64
 
 from ...ledger import client as deletions
 from ...metadata import paths, records
-from ...metadata.store import UNREADABLE_RECORDS, MetadataStore, iterate_nodes, parse_ledger_ids
+from ...metadata.store import MetadataStore, iterate_nodes, parse_ledger_ids, read_readable_records
 from ...proto.errors import Busy, MagnetarError, NewerFormat, Unavailable
 from ...runtime.clock import Clock
 from ...runtime.files import join_path
@@ -558,23 +557,16 @@ class GarbageCollector:
         """Returns those of `ledgers` whose copies here are surplus now, by conditions 1 and 2. What is reported of a
         ledger, and its mark, are read before its record."""
         metadata, wanted = self._metadata(), list(ledgers)
-        bookies = await metadata.read_nodes(paths.AVAILABLE_BOOKIES) if wanted else {}
         there = dict[str, records.BookieRecord]()
-        for name, node in bookies.items():
-            with contextlib.suppress(records.DamagedRecord):
-                there[name] = records.decode_record(node.value, records.BookieRecord, paths.bookie(name))
+        if wanted:
+            there = await read_readable_records(metadata, paths.AVAILABLE_BOOKIES, records.BookieRecord)
         damaged = set(await metadata.children(paths.DAMAGED_LEDGERS) if wanted else ())
         found = BitMap64()
         for at in range(0, len(wanted), _READS_MAX):
             some = [f"{ledger:020d}" for ledger in wanted[at : at + _READS_MAX]]
             marked = await metadata.read_nodes(paths.UNDER_REPLICATED_LEDGERS, some)
-            for name, node in (await metadata.read_nodes(paths.LEDGERS, some)).items():
-                path = f"{paths.LEDGERS}/{name}"
-                try:
-                    record = records.decode_record(node.value, records.LedgerRecord, path)
-                except records.DamagedRecord as error:
-                    UNREADABLE_RECORDS.record_unreadable(path, error)
-                    continue
+            some_records = await read_readable_records(metadata, paths.LEDGERS, records.LedgerRecord, some)
+            for name, record in some_records.items():
                 if name not in marked and name not in damaged and is_surplus(record, self._bookie, there):
                     found.add(record.ledger_id)
         if self._store.descriptors.limbo_upto >= 0 or self._has_gone_back():

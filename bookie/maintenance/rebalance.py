@@ -25,19 +25,17 @@ import msgspec
 from ...metadata import paths
 from ...metadata.records import (
     BookieRecord,
-    DamagedRecord,
     LedgerRecord,
     RebalanceRecord,
     UnderReplicatedRecord,
-    decode_record,
     encode_record,
 )
 from ...metadata.store import (
-    UNREADABLE_RECORDS,
     MetadataStore,
     get_readable_record,
     iterate_nodes,
     parse_ledger_ids,
+    read_readable_records,
 )
 from ...proto.errors import BadVersion
 from ...runtime.clock import Clock
@@ -266,10 +264,5 @@ async def read_ledgers(metadata: MetadataStore, after: int = -1) -> AsyncIterato
     segment = "" if after < 0 else f"{after:020d}"
     async for names in iterate_nodes(metadata, paths.LEDGERS, segment, _PAGE):
         wanted = [f"{ledger:020d}" for ledger in parse_ledger_ids(paths.LEDGERS, names)]
-        for name, node in (await metadata.read_nodes(paths.LEDGERS, wanted)).items():
-            path = f"{paths.LEDGERS}/{name}"
-            try:
-                yield decode_record(node.value, LedgerRecord, path)
-            except DamagedRecord as error:
-                UNREADABLE_RECORDS.record_unreadable(path, error)
-
+        for record in (await read_readable_records(metadata, paths.LEDGERS, LedgerRecord, wanted)).values():
+            yield record

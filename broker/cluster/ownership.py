@@ -153,19 +153,19 @@ def make_random_broker_name(rng: random.Random) -> str:
 async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
     """Returns the records of the registered brokers. Leaves out records that cannot be parsed. Raises the errors of the
     metadata."""
-    return await read_readable_records(store, paths.BROKERS, BrokerRecord)
+    return list((await read_readable_records(store, paths.BROKERS, BrokerRecord)).values())
 
 
 async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
     """Returns the records of the registered bookies. Leaves out records that cannot be parsed. Raises the errors of the
     metadata."""
-    return await read_readable_records(store, paths.AVAILABLE_BOOKIES, BookieRecord)
+    return list((await read_readable_records(store, paths.AVAILABLE_BOOKIES, BookieRecord)).values())
 
 
 async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
     """Returns the orders to drain a broker that are stored in the metadata, including orders to brokers that do not
     run. Raises the errors of the metadata."""
-    return await read_readable_records(store, paths.DRAINING_BROKERS, DrainRecord)
+    return list((await read_readable_records(store, paths.DRAINING_BROKERS, DrainRecord)).values())
 
 
 async def request_broker_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, TopicRecord
-from ...metadata.store import get_readable_record, iterate_nodes
+from ...metadata.store import iterate_nodes, read_readable_records
 from ...proto.errors import InvalidRequest, MagnetarError, NamespaceNotFound, TenantNotFound, Unavailable
 from ...proto.names import NamespaceName
 from ...proto.states import BacklogQuotaState
@@ -50,33 +50,26 @@ POLICIES_WAIT_S = 1.0
 """Seconds to wait for the policies of namespaces that are not known yet; then the limits stay as they were."""
 
 
-async def read_stored_bytes(
-    broker: TopicManager, namespace: str, bundles: Collection[str]
-) -> dict[str, int]:
+async def read_stored_bytes(broker: TopicManager, namespace: str, bundles: Collection[str]) -> dict[str, int]:
     """Reads how many bytes each persistent topic in these bundles of a namespace stores, as its list of ledgers says:
     an open ledger counts nothing. Returns them by full name. Leaves out topics whose record is damaged. Raises the
     errors of the metadata."""
     name, metadata = NamespaceName.parse(namespace), broker.metadata
     counts, found = {parse_bundle_name(each)[1] for each in bundles}, dict[str, int]()
-    turns = EventLoopSlices(broker.world.clock)
-
-    async def read(segment: str, full: str) -> None:
-        record = await get_readable_record(
-            metadata, paths.topic(name.tenant, name.namespace, paths.decode_segment(segment)), TopicRecord
-        )
-        if record is not None:
-            found[full] = sum(each.size for each in record[0].ledgers)
-
-    async for segments in iterate_nodes(metadata, paths.topics(name.tenant, name.namespace)):
-        wanted = list[tuple[str, str]]()
+    turns, folder = EventLoopSlices(broker.world.clock), paths.topics(name.tenant, name.namespace)
+    async for segments in iterate_nodes(metadata, folder):
+        wanted = dict[str, str]()
         for segment in segments:
             full = f"persistent://{namespace}/{paths.decode_segment(segment)}"
             if any(make_bundle_name(compute_bundle_number(full, count), count) in bundles for count in counts):
-                wanted.append((segment, full))
+                wanted[segment] = full
             if turns.is_slice_used_up:
                 await turns.begin_slice()
-        for start in range(0, len(wanted), LISTS_READ_AT_ONCE):
-            await asyncio.gather(*(read(*each) for each in wanted[start : start + LISTS_READ_AT_ONCE]))
+        names = list(wanted)
+        for start in range(0, len(names), LISTS_READ_AT_ONCE):
+            some = names[start : start + LISTS_READ_AT_ONCE]
+            for segment, record in (await read_readable_records(metadata, folder, TopicRecord, some)).items():
+                found[wanted[segment]] = sum(each.size for each in record.ledgers)
     return found
 
 

@@ -38,8 +38,8 @@ class LateAnswers:
     async def get(self, path: str) -> Any:
         return await self.session.get(path)
 
-    async def read_nodes(self, folder: str) -> Any:
-        return await self.session.read_nodes(folder)
+    async def read_nodes(self, folder: str, names: Any = None) -> Any:
+        return await self.session.read_nodes(folder, names)
 
     async def delete(self, path: str, *more: Any) -> None:
         await self.session.delete(path, *more)
